@@ -1,0 +1,107 @@
+//! The NIC seam: what the engine asks of a device, and the drivers that answer.
+//!
+//! A driver implements [`Port`]: one local lane (a NIC port). The engine calls it only while it holds the lane's poll
+//! token, so a port needs no lock. A *rail* is (port, peer): the port keeps its connection to peer `p` under index `p`.
+//!
+//! How to add a driver: implement [`Port`] in a module here, give [`AnyPort`] a variant, and let `host` make it
+//! (`docs/architecture.md`, "Adding a driver").
+
+use crate::table::{Direction, Op};
+
+pub mod local;
+#[cfg(feature = "sim")]
+pub mod sim;
+
+/// The key of a remote region, as the initiator holds it. Plain data that a port reads at post.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RemoteKey {
+    /// Region slot at the target.
+    pub slot: u32,
+    /// Its generation there: a region that was withdrawn and registered again is another region.
+    pub generation: u32,
+    /// First byte, in the target's addresses.
+    pub base: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Where a port looks up keys while it builds work requests.
+pub trait Keys {
+    /// The key of the remote region in slot `index` of the initiator's own table.
+    fn remote(&self, index: u32) -> RemoteKey;
+}
+
+/// A run of ops for one rail: each becomes one work request, in order.
+#[derive(Debug)]
+pub struct Batch<'a, K: Keys> {
+    /// Peer slot: names the rail on this port.
+    pub peer: u32,
+    /// READ or WRITE.
+    pub direction: Direction,
+    /// One op a work request.
+    pub ops: &'a [Op],
+    /// Number of the first work request on this rail; the i-th op has `first_wr + i` (wrapping).
+    pub first_wr: u32,
+    /// Key lookup.
+    pub keys: &'a K,
+}
+
+/// How a work request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WrStatus {
+    /// Done, and every earlier one of this rail that has not been reported is done too.
+    Success,
+    /// The target's memory refused it. Ends the transfer; never repeated on another rail.
+    RemoteAccess,
+    /// Local memory refused it. Ends the transfer.
+    LocalAccess,
+    /// The kernel or the provider forbids the access. Ends the transfer.
+    Permission,
+    /// The rail is broken (retry exceeded, flushed, peer gone): not the work request's own fault.
+    RailError,
+}
+
+/// One completion. RC rails complete in order: `Success` retires every earlier work request of the rail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Completion {
+    /// Peer slot of the rail.
+    pub peer: u32,
+    /// Work request number on that rail.
+    pub wr: u32,
+    /// What happened to it.
+    pub status: WrStatus,
+    /// Provider's own code (errno for `local`), 0 if none.
+    pub vendor: u32,
+}
+
+/// A post that took fewer work requests than it was offered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PostError {
+    /// The queue is full: progress, not a fault.
+    Full,
+    /// The rail is not connected or in error; nothing from `posted` on will complete.
+    Rail,
+}
+
+/// One local lane. Called only by the holder of the lane's poll token.
+pub trait Port {
+    /// Most work requests in flight on one rail.
+    fn depth(&self) -> u32;
+
+    /// Most bytes that one batch should carry, so that a cancel waits for one batch only.
+    fn batch_bytes(&self) -> u64;
+
+    /// Most work requests in one batch.
+    fn batch_ops(&self) -> u32;
+
+    /// Posts a batch. `Ok` took all of it; `Err((n, why))` took the first `n`. Those taken will be reported by
+    /// [`Port::poll`], the others never.
+    fn post<K: Keys>(&mut self, batch: &Batch<'_, K>) -> Result<(), (u32, PostError)>;
+
+    /// Takes one completion, if there is one.
+    fn poll(&mut self) -> Option<Completion>;
+
+    /// Closes the rail to `peer`: nothing it carried touches memory after this returns. Work requests that were in
+    /// flight are not reported any more; the engine retires them itself.
+    fn close(&mut self, peer: u32);
+}

@@ -1,0 +1,2 @@
+//! Generators and checks: `cargo xtask <task>`.
+fn main() {}
