@@ -85,6 +85,10 @@ pub enum PostError {
 
 /// One local lane. Called only by the holder of the lane's poll token.
 pub trait Port {
+    /// True when an access error breaks the rail, as on RC queue pairs: what else was in flight is flushed and the rail
+    /// must be connected again. False: only the batch of the culprit ends.
+    const ACCESS_ERROR_BREAKS_RAIL: bool;
+
     /// Most work requests in flight on one rail.
     fn depth(&self) -> u32;
 
@@ -104,4 +108,29 @@ pub trait Port {
     /// Closes the rail to `peer`: nothing it carried touches memory after this returns. Work requests that were in
     /// flight are not reported any more; the engine retires them itself.
     fn close(&mut self, peer: u32);
+}
+
+/// Why a stream of messages to a peer ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Closed {
+    /// Provider's own code (errno), 0 when the peer closed it in order.
+    pub vendor: u32,
+}
+
+/// A reliable ordered byte stream to one peer, for messages. Never waits.
+pub trait Link {
+    /// Sends as much of the parts, in order, as is taken now; 0 when none is.
+    fn send(&mut self, parts: &[&[u8]]) -> Result<usize, Closed>;
+
+    /// Receives what is there; 0 when nothing is.
+    fn receive(&mut self, into: &mut [u8]) -> Result<usize, Closed>;
+}
+
+/// All message streams of an engine.
+pub trait Net {
+    /// One stream.
+    type Link: Link;
+
+    /// Peers whose stream has something to receive (or was closed), at most `into.len()`. Never waits.
+    fn ready(&mut self, into: &mut [u32]) -> usize;
 }

@@ -1,0 +1,111 @@
+//! A lane: one local NIC port, the rails on it, and the transfers that are published to it.
+
+use crate::engine::arena::Arena;
+use crate::engine::ledger::Ledger;
+use crate::engine::token::PollToken;
+use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+
+/// Most claims in flight on one lane, over all its rails.
+pub const LANE_CLAIMS: u32 = 256;
+
+/// One rail as its lane sees it.
+#[derive(Debug)]
+pub struct Rail {
+    /// What is in flight.
+    pub ledger: Ledger,
+    /// Connected and proven, for peers of this generation (0: not connected).
+    pub generation: u32,
+}
+
+/// What only the token holder touches.
+#[derive(Debug)]
+pub struct Inner<'m, P> {
+    /// The driver's port.
+    pub port: P,
+    /// Rail per peer slot.
+    pub rails: &'m mut [Rail],
+    /// Claims in flight over all rails.
+    pub claims: u32,
+    /// Where the round over published transfers goes on.
+    pub next: u32,
+}
+
+/// Counters that anybody may read.
+#[derive(Debug, Default)]
+pub struct LaneStats {
+    /// Bytes that READs brought.
+    pub bytes_read: AtomicU64,
+    /// Bytes that WRITEs took out.
+    pub bytes_written: AtomicU64,
+    /// Work requests completed.
+    pub work_requests: AtomicU64,
+    /// Claims taken.
+    pub claims: AtomicU64,
+    /// Error completions.
+    pub errors: AtomicU64,
+}
+
+/// One lane.
+#[derive(Debug)]
+pub struct Lane<'m, P> {
+    /// Who may touch `inner`.
+    pub token: PollToken,
+    /// Bytes posted and not retired: where stripe width 1 looks for the idlest lane.
+    pub outstanding: AtomicU64,
+    /// For `rail_info`.
+    pub stats: LaneStats,
+    active: &'m [AtomicU64],
+    inner: UnsafeCell<Inner<'m, P>>,
+}
+
+// SAFETY: I2: `inner` is touched only by the token holder; the rest is atomic.
+unsafe impl<P: Send> Sync for Lane<'_, P> {}
+
+impl<'m, P> Lane<'m, P> {
+    /// A lane over `port` for `peers` peers and `transfers` transfer slots.
+    pub fn new(arena: &mut Arena<'m>, port: P, peers: u32, transfers: u32) -> Option<Lane<'m, P>> {
+        let rails = arena.array(peers as usize, |_| Rail { ledger: Ledger::new(), generation: 0 })?;
+        Some(Lane {
+            token: PollToken::new(),
+            outstanding: AtomicU64::new(0),
+            stats: LaneStats::default(),
+            active: arena.array(transfers.div_ceil(64) as usize, |_| AtomicU64::new(0))?,
+            inner: UnsafeCell::new(Inner { port, rails, claims: 0, next: 0 }),
+        })
+    }
+
+    /// What the token guards.
+    ///
+    /// # Safety
+    /// The caller holds the token until it stops using the reference, and asks once only (I2).
+    #[allow(clippy::mut_from_ref, reason = "the token is the lock")]
+    pub unsafe fn inner(&self) -> &mut Inner<'m, P> {
+        // SAFETY: I2: exclusive by the token.
+        unsafe { &mut *self.inner.get() }
+    }
+
+    /// Publishes a transfer to this lane.
+    pub fn set(&self, slot: u32) {
+        self.active[slot as usize / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
+    }
+
+    /// Takes a transfer off this lane. The caller looks at its cursor again afterwards: a post may have come between.
+    pub fn clear(&self, slot: u32) {
+        self.active[slot as usize / 64].fetch_and(!(1 << (slot % 64)), Ordering::AcqRel);
+    }
+
+    /// The next published slot at or after `from`, without wrapping.
+    pub fn next_active(&self, from: u32) -> Option<u32> {
+        let mut word = from as usize / 64;
+        let mut mask = u64::MAX << (from % 64);
+        while let Some(w) = self.active.get(word) {
+            let bits = w.load(Ordering::Acquire) & mask;
+            if bits != 0 {
+                return Some(word as u32 * 64 + bits.trailing_zeros());
+            }
+            word += 1;
+            mask = u64::MAX;
+        }
+        None
+    }
+}

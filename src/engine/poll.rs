@@ -1,0 +1,369 @@
+//! The hot path: a lane's token holder claims ops, turns them into work requests, and retires completions.
+
+use crate::engine::core::Core;
+use crate::engine::lane::{Inner, Lane, LANE_CLAIMS};
+use crate::engine::ledger::Claim;
+use crate::engine::slot::{Body, Settled, Slot};
+use crate::engine::state::{Phase, State};
+use crate::nic::{Batch, Completion, Net, Port, PostError, WrStatus};
+use crate::status::Status;
+use crate::sync::Ordering;
+use crate::table::{Direction, Op};
+
+/// What serving one transfer on one lane came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Served {
+    /// A claim was posted.
+    Claimed,
+    /// Nothing to claim for this lane now.
+    Nothing,
+}
+
+impl<'m, P: Port, N: Net> Core<'m, P, N> {
+    /// One round over one lane: completions, then one claim for each published transfer. False when another thread
+    /// holds the token or nothing moved.
+    pub fn poll_lane(&self, index: u32) -> bool {
+        let lane = &self.lanes[index as usize];
+        if !lane.token.try_take() {
+            return false;
+        }
+        // SAFETY: I2: token taken above, given back below, asked once.
+        let inner = unsafe { lane.inner() };
+        lane.token.look();
+        let mut moved = self.reap(lane, inner);
+        // The round begins behind the one that was served last, so that nobody is always last.
+        let start = inner.next;
+        for (mut from, end) in [(start, u32::MAX), (0, start)] {
+            while let Some(slot) = lane.next_active(from).filter(|&s| s < end) {
+                if self.serve(lane, inner, slot) == Served::Claimed {
+                    moved = true;
+                    inner.next = slot + 1;
+                    self.reap(lane, inner);
+                }
+                from = slot + 1;
+            }
+        }
+        let again = lane.token.give_back();
+        moved | again
+    }
+
+    /// Carries one small transfer on the calling thread. False when the lane is busy.
+    pub(super) fn carry_now(&self, index: u32, slot: u32) -> bool {
+        let lane = &self.lanes[index as usize];
+        if !lane.token.try_take() {
+            return false;
+        }
+        // SAFETY: I2: token taken above, given back below, asked once.
+        let inner = unsafe { lane.inner() };
+        while self.serve(lane, inner, slot) == Served::Claimed {
+            self.reap(lane, inner);
+        }
+        if lane.token.give_back() {
+            self.worker.wake();
+        }
+        true
+    }
+
+    /// Lowers a hold and does what the last one out must do.
+    pub(super) fn leave(&self, index: u32) {
+        let slot = &self.slots[index as usize];
+        match slot.leave() {
+            Settled::Nothing => {}
+            Settled::Landed(state) => self.landed(index, state),
+            Settled::Ended(state) => self.ended(slot, state),
+        }
+    }
+
+    /// Takes the next claim of one transfer and posts it.
+    fn serve(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, index: u32) -> Served {
+        let slot = &self.slots[index as usize];
+        slot.enter();
+        let claimed = self.claim(lane, inner, index, slot);
+        let Some((body, claim)) = claimed else {
+            self.leave(index);
+            return Served::Nothing;
+        };
+        self.post_claim(lane, inner, &body, claim)
+    }
+
+    /// A claim for this lane, or `None`. The caller holds the slot and keeps the hold for the claim.
+    fn claim(
+        &self,
+        lane: &Lane<'m, P>,
+        inner: &Inner<'m, P>,
+        index: u32,
+        slot: &Slot,
+    ) -> Option<(Body, Claim)> {
+        let Some(mut seen) = slot.cursor.look() else {
+            self.retract(lane, index);
+            return None;
+        };
+        // SAFETY: I3: we hold the slot and saw the cursor open after that.
+        let body = unsafe { slot.body() };
+        let rail = &inner.rails[body.peer as usize];
+        let credits = rail.ledger.credits(inner.port.depth());
+        if rail.generation != body.peer_generation || credits == 0 || inner.claims >= LANE_CLAIMS {
+            return None;
+        }
+        // SAFETY: I3: as above; the pool keeps the ops until release.
+        let ops = unsafe { core::slice::from_raw_parts(body.ops, body.n_ops as usize) };
+        let limit = credits.min(inner.port.batch_ops());
+        if let Some((first, count)) = self.take_return(slot) {
+            let (take, bytes) = sized(ops, first, count.min(limit), inner.port.batch_bytes());
+            if take < count {
+                self.give_return(slot, first + take, count - take);
+            }
+            return Some((body, Claim { slot: index, first, count: take, bytes }));
+        }
+        loop {
+            let first = seen.next();
+            let remaining = body.n_ops - first.min(body.n_ops);
+            if remaining == 0 {
+                self.retract(lane, index);
+                return None;
+            }
+            let mut most = limit.min(remaining);
+            if self.tuning.stripe_all && self.lanes.len() > 1 {
+                // So that the first to poll does not take everything.
+                most = most.min((remaining / (2 * self.lanes.len() as u32)).max(1));
+            }
+            let (count, bytes) = sized(ops, first, most, inner.port.batch_bytes());
+            match slot.cursor.claim(seen, count) {
+                Ok(()) => return Some((body, Claim { slot: index, first, count, bytes })),
+                Err(Some(now)) => seen = now,
+                Err(None) => {
+                    self.retract(lane, index);
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Takes a transfer off the lane, unless it was posted again (or got claims back) meanwhile.
+    fn retract(&self, lane: &Lane<'m, P>, index: u32) {
+        let slot = &self.slots[index as usize];
+        lane.clear(index);
+        let Some(seen) = slot.cursor.look() else { return };
+        // SAFETY: I3: the caller holds the slot, and the cursor was open just now.
+        let n_ops = unsafe { slot.body() }.n_ops;
+        if seen.next() < n_ops || !slot.returns.is_empty() {
+            lane.set(index);
+        }
+    }
+
+    /// Where ops become work requests: the driver builds one for each, in the rail's own ring.
+    fn post_claim(
+        &self,
+        lane: &Lane<'m, P>,
+        inner: &mut Inner<'m, P>,
+        body: &Body,
+        claim: Claim,
+    ) -> Served {
+        let slot = &self.slots[claim.slot as usize];
+        // SAFETY: I3: the claim is a hold.
+        let ops = unsafe { core::slice::from_raw_parts(body.ops, body.n_ops as usize) };
+        let ops = &ops[claim.first as usize..(claim.first + claim.count) as usize];
+        let rail = &mut inner.rails[body.peer as usize];
+        let Some(first_wr) = rail.ledger.record(claim) else {
+            // Cannot happen: credits were there, and the token is ours.
+            self.give_return(slot, claim.first, claim.count);
+            self.leave(claim.slot);
+            return Served::Nothing;
+        };
+        inner.claims += 1;
+        lane.outstanding.fetch_add(claim.bytes, Ordering::Relaxed);
+        lane.stats.claims.fetch_add(1, Ordering::Relaxed);
+        let batch = Batch {
+            peer: body.peer,
+            direction: body.direction,
+            ops,
+            first_wr,
+            keys: &self.remote,
+        };
+        let Err((posted, why)) = inner.port.post(&batch) else { return Served::Claimed };
+        let unposted = claim.count - posted.min(claim.count);
+        let bytes = ops[posted as usize..].iter().map(|o| u64::from(o.len)).sum();
+        lane.outstanding.fetch_sub(bytes, Ordering::Relaxed);
+        self.give_return(slot, claim.first + posted, unposted);
+        if inner.rails[body.peer as usize].ledger.unrecord(unposted, bytes) {
+            inner.claims -= 1;
+            self.leave(claim.slot);
+        }
+        if why == PostError::Rail {
+            self.rail_failed(lane, inner, body.peer);
+        }
+        Served::Nothing
+    }
+
+    /// Where completions retire claims, and the last one makes a transfer "done" (`Slot::arrived`, `Slot::leave`).
+    fn reap(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>) -> bool {
+        let mut moved = false;
+        while let Some(c) = inner.port.poll() {
+            moved = true;
+            match c.status {
+                WrStatus::Success => self.retire(lane, inner, c.peer, c.wr.wrapping_add(1)),
+                WrStatus::RailError => {
+                    lane.stats.errors.fetch_add(1, Ordering::Relaxed);
+                    self.rail_failed(lane, inner, c.peer);
+                }
+                WrStatus::RemoteAccess => self.culprit(lane, inner, c, Status::RemoteAccess),
+                WrStatus::LocalAccess => self.culprit(lane, inner, c, Status::LocalAccess),
+                WrStatus::Permission => self.culprit(lane, inner, c, Status::Permission),
+            }
+        }
+        moved
+    }
+
+    /// Work requests before `end` on the rail to `peer` succeeded.
+    fn retire(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32, end: u32) {
+        while let Some(r) = inner.rails[peer as usize].ledger.retire_before(end) {
+            let slot = &self.slots[r.ops.slot as usize];
+            // SAFETY: I3: the claim that is being retired is a hold.
+            let direction = unsafe { slot.body() }.direction;
+            let bytes = match direction {
+                Direction::Read => &lane.stats.bytes_read,
+                Direction::Write => &lane.stats.bytes_written,
+            };
+            bytes.fetch_add(r.ops.bytes, Ordering::Relaxed);
+            lane.stats.work_requests.fetch_add(u64::from(r.ops.count), Ordering::Relaxed);
+            lane.outstanding.fetch_sub(r.ops.bytes, Ordering::Relaxed);
+            slot.arrived(r.ops.count, r.ops.bytes);
+            if r.last {
+                inner.claims -= 1;
+                self.leave(r.ops.slot);
+            }
+        }
+    }
+
+    /// One work request was refused for its own sake: its transfer ends, the first bad pair is kept.
+    fn culprit(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, c: Completion, status: Status) {
+        lane.stats.errors.fetch_add(1, Ordering::Relaxed);
+        self.retire(lane, inner, c.peer, c.wr);
+        let Some(op) = inner.rails[c.peer as usize].ledger.find(c.wr) else { return };
+        let slot = &self.slots[op.slot as usize];
+        // SAFETY: I3: the claim that failed is a hold.
+        let body = unsafe { slot.body() };
+        if op.first < body.n_ops {
+            // SAFETY: I3: inside the ops of a held transfer.
+            let pair = unsafe { (*body.ops.add(op.first as usize)).pair };
+            slot.counters.failed_pair.fetch_min(u64::from(pair), Ordering::Relaxed);
+        }
+        slot.end(status);
+        if P::ACCESS_ERROR_BREAKS_RAIL {
+            self.rail_failed(lane, inner, c.peer);
+            return;
+        }
+        // The rail lives: the rest of the failed claim was flushed with it.
+        if let Some(claim) = inner.rails[c.peer as usize].ledger.drop_front(c.wr) {
+            lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
+            inner.claims -= 1;
+            self.leave(claim.slot);
+        }
+    }
+
+    /// A rail broke: it is closed, and what it had not finished goes to the other lanes of each transfer.
+    fn rail_failed(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
+        inner.port.close(peer);
+        inner.rails[peer as usize].generation = 0;
+        while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
+            inner.claims -= 1;
+            lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
+            let slot = &self.slots[claim.slot as usize];
+            self.give_return(slot, claim.first, claim.count);
+            for other in self.lanes {
+                other.set(claim.slot);
+                other.token.publish();
+            }
+            self.leave(claim.slot);
+        }
+        self.mark_broken(peer);
+    }
+
+    /// Control side: closes the rail to a peer on one lane and ends what it carried.
+    pub(super) fn close_rail(&self, index: u32, peer: u32, status: Status) {
+        let lane = &self.lanes[index as usize];
+        while !lane.token.try_take() {
+            crate::sync::spin_loop();
+        }
+        // SAFETY: I2: token taken above, given back below, asked once.
+        let inner = unsafe { lane.inner() };
+        self.reap(lane, inner);
+        inner.port.close(peer);
+        inner.rails[peer as usize].generation = 0;
+        while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
+            inner.claims -= 1;
+            lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
+            self.slots[claim.slot as usize].end(status);
+            self.leave(claim.slot);
+        }
+        if lane.token.give_back() {
+            self.worker.wake();
+        }
+    }
+
+    fn take_return(&self, slot: &Slot) -> Option<(u32, u32)> {
+        if slot.returns.is_empty() {
+            return None;
+        }
+        let i = slot.returns.pop(self.return_links)?;
+        let ops = self.returns[i as usize].ops.load(Ordering::Acquire);
+        self.return_free.push(self.return_links, i);
+        Some(((ops >> 32) as u32, ops as u32))
+    }
+
+    fn give_return(&self, slot: &Slot, first: u32, count: u32) {
+        if count == 0 {
+            return;
+        }
+        // `Limits::returns` has one for every claim that can be in flight and every post cut short.
+        let Some(i) = self.return_free.pop(self.return_links) else {
+            debug_assert!(false, "return entries ran out");
+            slot.end(Status::Internal);
+            return;
+        };
+        let ops = (u64::from(first) << 32) | u64::from(count);
+        self.returns[i as usize].ops.store(ops, Ordering::Release);
+        slot.returns.push(self.return_links, i);
+    }
+
+    /// Nothing of a failed transfer is in flight: its message and unclaimed returns go back, then the error is told.
+    fn ended(&self, slot: &Slot, state: State) {
+        while self.take_return(slot).is_some() {}
+        self.drop_message(slot);
+        slot.state.change(state, state.to(Phase::Ended, state.status));
+    }
+
+    /// Ends every active transfer that `which` picks.
+    pub(super) fn end_where(&self, status: Status, which: impl Fn(&Body) -> bool) {
+        for (i, slot) in self.slots.iter().enumerate() {
+            let phase = slot.state.load().phase;
+            if !matches!(phase, Phase::Active | Phase::Posting) {
+                continue;
+            }
+            slot.enter();
+            if slot.cursor.look().is_some() {
+                // SAFETY: I3: we hold the slot and saw the cursor open after that.
+                let body = unsafe { slot.body() };
+                if which(&body) {
+                    slot.end(status);
+                }
+            }
+            self.leave(i as u32);
+        }
+    }
+}
+
+/// How many of `ops[first..first + most]` fit `bytes` (at least one), and how many bytes they have.
+fn sized(ops: &[Op], first: u32, most: u32, bytes: u64) -> (u32, u64) {
+    let run = &ops[first as usize..(first + most) as usize];
+    let (mut n, mut sum) = (0, 0);
+    for op in run {
+        let next = sum + u64::from(op.len);
+        if n > 0 && next > bytes {
+            break;
+        }
+        n += 1;
+        sum = next;
+    }
+    (n, sum)
+}

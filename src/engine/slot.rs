@@ -1,0 +1,241 @@
+//! A transfer slot, and the rules by which several threads may work on it.
+//!
+//! *Holds.* `inflight` counts holds: one per claim in flight, one per thread that is changing the transfer. Whoever
+//! wants to read the ops raises it first, and reads them only if the cursor is open after that. Whoever ends a
+//! transfer changes the phase, closes the cursor, and only then lowers its own hold. So when the last hold is lowered,
+//! the cursor of an ending transfer is closed and nobody is inside; whoever raises later sees it closed. `inflight`
+//! moves by read-modify-write only, which is what carries these orders from thread to thread.
+//!
+//! *Settling.* The last one out settles: `Landed` becomes `Notifying` (the winner hands the message over), `Ending`
+//! becomes `Closing` (the winner tidies up and publishes the error). A terminal phase is thus published only when nothing is in flight.
+
+use crate::engine::cursor::Cursor;
+use crate::engine::stack::{IndexStack, NONE};
+use crate::engine::state::{Phase, State, StateWord};
+use crate::status::Status;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell};
+use crate::table::{Direction, Op};
+
+/// A region that a prepared transfer names, with the generation that it had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct RegionRef {
+    /// Slot in the local or remote region table.
+    pub slot: u32,
+    /// Generation when the transfer was prepared.
+    pub generation: u32,
+    /// True for the remote table.
+    pub remote: bool,
+}
+
+/// What prepare decided. Constant from prepare to release.
+#[derive(Clone, Copy, Debug)]
+pub struct Body {
+    /// The ops, in the pool.
+    pub ops: *const Op,
+    /// How many.
+    pub n_ops: u32,
+    /// Distinct regions, in the pool.
+    pub regions: *const RegionRef,
+    /// How many.
+    pub n_regions: u32,
+    /// READ or WRITE.
+    pub direction: Direction,
+    /// Peer slot.
+    pub peer: u32,
+    /// Generation of the peer when the transfer was prepared.
+    pub peer_generation: u32,
+    /// Bytes in all.
+    pub bytes: u64,
+    /// Descriptor pairs.
+    pub descriptors: u64,
+}
+
+impl Body {
+    /// The body of a slot that holds nothing.
+    pub const EMPTY: Body = Body {
+        ops: core::ptr::NonNull::dangling().as_ptr(),
+        n_ops: 0,
+        regions: core::ptr::NonNull::dangling().as_ptr(),
+        n_regions: 0,
+        direction: Direction::Read,
+        peer: 0,
+        peer_generation: 0,
+        bytes: 0,
+        descriptors: 0,
+    };
+}
+
+/// What the last one out has to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Settled {
+    /// Nothing.
+    Nothing,
+    /// Hand over the message of this post, then finish it.
+    Landed(State),
+    /// Tidy up after a transfer that ended with an error, then publish that.
+    Ended(State),
+}
+
+/// Counts that `info` shows.
+#[derive(Debug)]
+pub struct Counters {
+    /// Bytes that arrived, of the last post.
+    pub bytes_done: AtomicU64,
+    /// Index of the first pair that failed, `u64::MAX` if none.
+    pub failed_pair: AtomicU64,
+    /// Nanoseconds inside the last post call.
+    pub post_ns: AtomicU64,
+}
+
+/// One transfer.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct Slot {
+    /// Where it stands.
+    pub state: StateWord,
+    /// Which ops are unclaimed.
+    pub cursor: Cursor,
+    inflight: AtomicU32,
+    left: AtomicU32,
+    /// Claims that came back unfinished; taken before the cursor.
+    pub returns: IndexStack,
+    /// Message to send when the data has landed, or [`NONE`].
+    pub message: AtomicU32,
+    /// For `info`.
+    pub counters: Counters,
+    body: UnsafeCell<Body>,
+}
+
+// SAFETY: I3: `body` is written only by the thread that holds the slot exclusively (prepare) and read only under a hold
+// with an open cursor or by the thread that moved it to `Posting`; the pointers in it are plain addresses.
+unsafe impl Sync for Slot {}
+// SAFETY: I3: as above; nothing in a slot belongs to a thread.
+unsafe impl Send for Slot {}
+
+impl Slot {
+    /// A free slot.
+    pub fn new() -> Slot {
+        Slot {
+            state: StateWord::new(),
+            cursor: Cursor::new(),
+            inflight: AtomicU32::new(0),
+            left: AtomicU32::new(0),
+            returns: IndexStack::new(),
+            message: AtomicU32::new(NONE),
+            counters: Counters {
+                bytes_done: AtomicU64::new(0),
+                failed_pair: AtomicU64::new(u64::MAX),
+                post_ns: AtomicU64::new(0),
+            },
+            body: UnsafeCell::new(Body::EMPTY),
+        }
+    }
+
+    /// Puts the body of a new life in.
+    ///
+    /// # Safety
+    /// The caller popped this slot from the free list and nobody else has a handle of this life (I3).
+    pub unsafe fn set_body(&self, body: Body) {
+        // SAFETY: I3: exclusive by the caller's promise; claimers see a closed cursor and do not look.
+        unsafe { *self.body.get() = body };
+    }
+
+    /// The body.
+    ///
+    /// # Safety
+    /// The caller has a hold and saw the cursor open after raising it, or made the slot `Posting`, or is the only one
+    /// that can release it (I3).
+    pub unsafe fn body(&self) -> Body {
+        // SAFETY: I3: by the caller's promise the body is not being written.
+        unsafe { *self.body.get() }
+    }
+
+    /// Raises a hold.
+    pub fn enter(&self) {
+        self.inflight.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Lowers a hold; the last one out settles.
+    #[must_use]
+    pub fn leave(&self) -> Settled {
+        let order = if cfg!(mutant = "leave_order") { Ordering::Relaxed } else { Ordering::AcqRel };
+        if self.inflight.fetch_sub(1, order) == 1 {
+            return self.settle();
+        }
+        Settled::Nothing
+    }
+
+    fn settle(&self) -> Settled {
+        let s = self.state.load();
+        let to = match s.phase {
+            Phase::Landed => s.to(Phase::Notifying, Status::InProgress),
+            Phase::Ending => s.to(Phase::Closing, s.status),
+            _ => return Settled::Nothing,
+        };
+        // The state was read before this: zero here means that nobody of *this* post is inside, for its cursor was
+        // closed before the one who ended it went out. A thread that is inside now settles when it leaves.
+        let busy = self.inflight.load(Ordering::Acquire) != 0;
+        if busy && !cfg!(mutant = "settle_early") {
+            return Settled::Nothing;
+        }
+        if !self.state.change(s, to) {
+            return Settled::Nothing;
+        }
+        if to.phase == Phase::Notifying {
+            Settled::Landed(to)
+        } else {
+            Settled::Ended(to)
+        }
+    }
+
+    /// The posting thread sets the counts of a new post; it has the slot in `Posting` and holds it.
+    pub fn arm(&self, ops: u32) {
+        self.left.store(ops, Ordering::Relaxed);
+        self.counters.bytes_done.store(0, Ordering::Relaxed);
+        self.counters.failed_pair.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    /// `n` ops arrived (`n` may be 0 for a post of nothing). The one who brings the last moves the transfer to `Landed`
+    /// and closes the cursor. The caller holds the slot.
+    pub fn arrived(&self, n: u32, bytes: u64) {
+        self.counters.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+        if self.left.fetch_sub(n, Ordering::AcqRel) != n {
+            return;
+        }
+        let s = self.state.load();
+        if s.phase == Phase::Active
+            && self.state.change(s, s.to(Phase::Landed, Status::InProgress))
+        {
+            self.cursor.close();
+        }
+    }
+
+    /// Ops that have not arrived yet.
+    pub fn left(&self) -> u32 {
+        self.left.load(Ordering::Acquire)
+    }
+
+    /// Ends an active transfer with an error. The caller holds the slot. False when it was not active.
+    pub fn end(&self, status: Status) -> bool {
+        let s = self.state.load();
+        self.end_life(s.generation, status)
+    }
+
+    /// The same, if the slot is still in the life `generation`.
+    pub fn end_life(&self, generation: u32, status: Status) -> bool {
+        let s = self.state.load();
+        let active = s.phase == Phase::Active && s.generation == generation;
+        if !active || !self.state.change(s, s.to(Phase::Ending, status)) {
+            return false;
+        }
+        self.cursor.close();
+        true
+    }
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Slot::new()
+    }
+}

@@ -1,0 +1,61 @@
+//! The poll token: who may touch a lane, and the promise that nothing published is overlooked.
+//!
+//! A publisher raises `pending` *before* it tries the token. A holder lowers `pending` before it looks for work, gives
+//! the token back, and reads `pending` again. Both touch `held` by read-modify-write, so either the publisher gets the
+//! token or the holder sees its `pending`.
+
+use crate::sync::{AtomicBool, Ordering};
+
+/// Token of one lane (or of the message channels).
+#[derive(Debug)]
+pub struct PollToken {
+    held: AtomicBool,
+    pending: AtomicBool,
+}
+
+impl PollToken {
+    /// A free token.
+    pub fn new() -> PollToken {
+        PollToken { held: AtomicBool::new(false), pending: AtomicBool::new(false) }
+    }
+
+    /// Says that there is new work.
+    pub fn publish(&self) {
+        self.pending.store(true, Ordering::Release);
+    }
+
+    /// True when work was published that no holder has looked at yet.
+    pub fn is_pending(&self) -> bool {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    /// Takes the token if it is free. Never waits.
+    pub fn try_take(&self) -> bool {
+        let order = if cfg!(mutant = "token_take") { Ordering::Relaxed } else { Ordering::AcqRel };
+        !self.held.swap(true, order)
+    }
+
+    /// The holder is about to look for work.
+    pub fn look(&self) {
+        // A swap, because reading the publisher's `true` is what makes its work visible to the look that follows.
+        self.pending.swap(false, Ordering::Acquire);
+    }
+
+    /// Gives the token back. True: work was published meanwhile, so take it again or see that somebody does.
+    pub fn give_back(&self) -> bool {
+        if cfg!(mutant = "token_order") {
+            // Reads the flag before the token is free: a publisher in between is overlooked.
+            let pending = self.is_pending();
+            self.held.swap(false, Ordering::AcqRel);
+            return pending;
+        }
+        self.held.swap(false, Ordering::AcqRel);
+        self.is_pending()
+    }
+}
+
+impl Default for PollToken {
+    fn default() -> Self {
+        PollToken::new()
+    }
+}

@@ -1,0 +1,265 @@
+//! A transfer's life: a slot at prepare, posts, checks, cancel, release.
+
+use crate::engine::core::Core;
+use crate::engine::peer::{Link, SELF};
+use crate::engine::slot::{Body, RegionRef};
+use crate::engine::stack::NONE;
+use crate::engine::state::{Phase, State};
+use crate::handle::{Handle, Kind};
+use crate::nic::{Net, Port};
+use crate::status::Status;
+use crate::sync::{fence, Ordering};
+
+/// A transfer's counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Info {
+    /// What check answers.
+    pub status: Status,
+    /// Descriptor pairs.
+    pub descriptors: u64,
+    /// Work requests after coalescing and slicing.
+    pub work_requests: u64,
+    /// Bytes in all.
+    pub bytes: u64,
+    /// Bytes that arrived, of the last post.
+    pub bytes_done: u64,
+    /// Work requests that completed, of the last post.
+    pub work_requests_done: u64,
+    /// First pair that failed, `u64::MAX` if none.
+    pub failed_pair: u64,
+    /// Nanoseconds inside the last post call.
+    pub post_ns: u64,
+}
+
+impl<'m, P: Port, N: Net> Core<'m, P, N> {
+    /// Gives a prepared body a slot. `Err` hands it back: all `max_transfers` slots are taken.
+    pub fn adopt(&self, body: Body) -> Result<Handle, Body> {
+        let Some(index) = self.slot_free.pop(self.slot_links) else { return Err(body) };
+        let slot = &self.slots[index as usize];
+        let free = slot.state.load();
+        // SAFETY: I3: popped just now; no handle of this life exists.
+        unsafe { slot.set_body(body) };
+        slot.arm(body.n_ops);
+        slot.state.change(free, free.to(Phase::Idle, Status::NotPosted));
+        self.slots_used.fetch_add(1, Ordering::Relaxed);
+        Ok(Handle::new(Kind::Transfer, index, free.generation))
+    }
+
+    /// The slot index and state of a raw transfer handle.
+    fn transfer(&self, raw: u64) -> Result<(u32, State), Status> {
+        let handle = Handle::parse(raw, Kind::Transfer).ok_or(Status::Invalid)?;
+        let slot = self.slots.get(handle.index() as usize).ok_or(Status::Invalid)?;
+        let state = slot.state.load();
+        if state.generation != handle.generation() || state.phase == Phase::Free {
+            return Err(Status::Stale);
+        }
+        Ok((handle.index(), state))
+    }
+
+    /// Posts a transfer that is at rest, with a message for the peer if there is one. Never waits.
+    ///
+    /// `Err` is a refusal: the transfer stays as it was. A failure of the transfer itself shows in the status.
+    pub fn post(&self, raw: u64, message: Option<&[u8]>) -> Result<Status, Status> {
+        let (index, state) = self.transfer(raw)?;
+        let slot = &self.slots[index as usize];
+        if !state.phase.at_rest() || !slot.state.change(state, state.next_post()) {
+            return Err(Status::Busy);
+        }
+        let posting = state.next_post();
+        // SAFETY: I3: we made it `Posting`, so nobody releases it.
+        let body = unsafe { slot.body() };
+        // What is refused leaves the transfer at rest, in a state with the new epoch.
+        let refuse = |status| {
+            slot.state.change(posting, posting.to(state.phase, state.status));
+            Err(status)
+        };
+        let peer = self.peer_state(body.peer);
+        if peer.generation != body.peer_generation {
+            return refuse(Status::Stale);
+        }
+        if peer.link == Link::Dead {
+            return refuse(peer.status);
+        }
+        let note = match message.map(|m| self.compose(body.peer, m)) {
+            None => NONE,
+            Some(Ok(m)) => m.raw(),
+            Some(Err(status)) => return refuse(status),
+        };
+        slot.enter();
+        slot.arm(body.n_ops);
+        slot.message.store(note, Ordering::Release);
+        slot.cursor.open();
+        slot.state.change(posting, posting.to(Phase::Active, Status::InProgress));
+        // Whoever closes a region or a peer closes it first and then looks for active transfers; we are active first
+        // and then look whether all is open.
+        fence(Ordering::SeqCst);
+        let peer = self.peer_state(body.peer);
+        if peer.link == Link::Dead || peer.generation != body.peer_generation {
+            slot.end(if peer.status.is_err() { peer.status } else { Status::Disconnected });
+        } else if !self.regions_open(&body) {
+            slot.end(Status::Stale);
+        } else if body.n_ops == 0 {
+            slot.arrived(0, 0);
+        } else {
+            self.publish(index, &body);
+        }
+        self.leave(index);
+        Ok(slot.state.load().answer())
+    }
+
+    fn regions_open(&self, body: &Body) -> bool {
+        // SAFETY: I3: the caller holds the slot; the pool keeps the list until release.
+        let regions = unsafe { core::slice::from_raw_parts(body.regions, body.n_regions as usize) };
+        regions.iter().all(|r| {
+            let table = if r.remote { &self.remote } else { &self.local };
+            table.is_open(r.slot, r.generation)
+        })
+    }
+
+    /// Shows a transfer to the lanes it may use; a small one is carried at once, if its lane is free.
+    fn publish(&self, index: u32, body: &Body) {
+        if self.tuning.stripe_all {
+            for lane in self.lanes {
+                lane.set(index);
+            }
+        }
+        let lane = self.idlest();
+        self.lanes[lane as usize].set(index);
+        if body.bytes <= self.tuning.inline_bytes && self.carry_now(lane, index) {
+            // Not connected yet, or shared out over other lanes: whoever polls goes on with it.
+            if self.slots[index as usize].state.load().phase != Phase::Active {
+                return;
+            }
+        }
+        for (i, l) in self.lanes.iter().enumerate() {
+            if self.tuning.stripe_all || i as u32 == lane {
+                l.token.publish();
+            }
+        }
+        self.worker.wake();
+    }
+
+    fn idlest(&self) -> u32 {
+        let load = |l: &crate::engine::lane::Lane<'_, P>| l.outstanding.load(Ordering::Relaxed);
+        let least = self.lanes.iter().enumerate().min_by_key(|(_, l)| load(l));
+        least.map_or(0, |(i, _)| i as u32)
+    }
+
+    /// Where a transfer stands: one atomic load. Without a background thread it polls first.
+    pub fn check(&self, raw: u64) -> Result<Status, Status> {
+        let (_, state) = self.transfer(raw)?;
+        if state.answer() != Status::InProgress || self.tuning.background {
+            return Ok(state.answer());
+        }
+        self.poll();
+        self.transfer(raw).map(|(_, s)| s.answer())
+    }
+
+    /// Stops claiming; the transfer ends with `Cancelled` as soon as nothing of it is in flight. A transfer at rest, and
+    /// one whose data has all landed, is left alone.
+    pub fn cancel(&self, raw: u64) -> Result<(), Status> {
+        let (index, state) = self.transfer(raw)?;
+        let slot = &self.slots[index as usize];
+        slot.enter();
+        slot.end_life(state.generation, Status::Cancelled);
+        self.leave(index);
+        Ok(())
+    }
+
+    /// Ends a transfer's life. `Ok`: nothing touches its memory any more, and the body is the caller's to free. `Busy`:
+    /// it is not at rest; cancel it and poll.
+    pub fn release(&self, raw: u64) -> Result<Body, Status> {
+        let (index, state) = self.transfer(raw)?;
+        let slot = &self.slots[index as usize];
+        if !state.phase.at_rest() {
+            return Err(Status::Busy);
+        }
+        let closing = state.to(Phase::Closing, state.status);
+        if !slot.state.change(state, closing) {
+            return Err(Status::Busy);
+        }
+        // SAFETY: I3: we made it `Closing`, so nobody else releases or posts it.
+        let body = unsafe { slot.body() };
+        slot.state.change(closing, closing.next_life());
+        self.slots_used.fetch_sub(1, Ordering::Relaxed);
+        self.slot_free.push(self.slot_links, index);
+        Ok(body)
+    }
+
+    /// Counts of a transfer.
+    pub fn info(&self, raw: u64) -> Result<Info, Status> {
+        let (index, state) = self.transfer(raw)?;
+        let slot = &self.slots[index as usize];
+        // SAFETY: I3: the handle's owner does not release it during its own call.
+        let body = unsafe { slot.body() };
+        let c = &slot.counters;
+        Ok(Info {
+            status: state.answer(),
+            descriptors: body.descriptors,
+            work_requests: u64::from(body.n_ops),
+            bytes: body.bytes,
+            bytes_done: c.bytes_done.load(Ordering::Relaxed),
+            work_requests_done: match state.phase {
+                Phase::Idle => 0,
+                _ => u64::from(body.n_ops.saturating_sub(slot.left())),
+            },
+            failed_pair: c.failed_pair.load(Ordering::Relaxed),
+            post_ns: c.post_ns.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Keeps what the host measured around `post`.
+    pub fn set_post_ns(&self, raw: u64, ns: u64) {
+        if let Ok((index, _)) = self.transfer(raw) {
+            self.slots[index as usize].counters.post_ns.store(ns, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends the transfers that use a region which was closed just now. `Busy` while something may still be in flight: poll
+    /// and ask again.
+    pub fn quiesce(&self, region: RegionRef) -> Result<(), Status> {
+        fence(Ordering::SeqCst);
+        self.end_where(Status::Cancelled, |body| uses(body, region));
+        // Those that were ended (by us or anybody) may still have claims in flight until they are past `Ending`.
+        if self.slots.iter().any(|s| s.state.load().phase == Phase::Ending) {
+            return Err(Status::Busy);
+        }
+        Ok(())
+    }
+
+    /// An active transfer that uses a region.
+    pub fn first_user(&self, region: RegionRef) -> Option<Handle> {
+        let mut found = None;
+        for (i, slot) in self.slots.iter().enumerate() {
+            if slot.state.load().phase != Phase::Active {
+                continue;
+            }
+            slot.enter();
+            if slot.cursor.look().is_some() {
+                // SAFETY: I3: we hold the slot and saw the cursor open after that.
+                if uses(&unsafe { slot.body() }, region) {
+                    let generation = slot.state.load().generation;
+                    found = Some(Handle::new(Kind::Transfer, i as u32, generation));
+                }
+            }
+            self.leave(i as u32);
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// True when a raw handle is of a transfer to this engine itself.
+    pub fn is_to_self(&self, raw: u64) -> bool {
+        // SAFETY: I3: the handle's owner does not release it during its own call.
+        self.transfer(raw).is_ok_and(|(i, _)| unsafe { self.slots[i as usize].body() }.peer == SELF)
+    }
+}
+
+/// Whether a held transfer's body names a region.
+fn uses(body: &Body, region: RegionRef) -> bool {
+    // SAFETY: I3: called on held transfers only, whose lists the pool keeps.
+    let list = unsafe { core::slice::from_raw_parts(body.regions, body.n_regions as usize) };
+    list.contains(&region)
+}
