@@ -3,14 +3,15 @@
 //! A driver implements [`Port`]: one local lane (a NIC port). The engine calls it only while it holds the lane's poll
 //! token, so a port needs no lock. A *rail* is (port, peer): the port keeps its connection to peer `p` under index `p`.
 //!
-//! How to add a driver: implement [`Port`] in a module here, give [`AnyPort`] a variant, and let `host` make it
-//! (`docs/architecture.md`, "Adding a driver").
+//! How to add a driver: implement [`Port`] in a module here and let `host` make it (`docs/architecture.md`, "Adding a
+//! driver").
 
 use crate::table::{Direction, Op};
 
 pub mod local;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod stream;
 
 /// The key of a remote region, as the initiator holds it. Plain data that a port reads at post.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
