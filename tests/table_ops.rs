@@ -9,8 +9,8 @@
 
 mod table_oracle;
 
+use core::num::NonZeroU32;
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 
 use kvrail::status::Status;
 use kvrail::table::{

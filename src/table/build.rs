@@ -144,54 +144,67 @@ pub fn build_ops<L: Source, R: Source, V: Regions, S: OpSink>(
     sink: &mut S,
 ) -> Result<Summary, PrepareError> {
     let pairs = check_lists(local.len(), remote.len())?;
-    let mut maker = Maker {
-        wanted,
-        sink,
-        local: Known::none(&mut local),
-        remote: Known::none(&mut remote),
-        run: Run::default(),
-        summary: Summary::default(),
-    };
-    for pair in 0..pairs {
-        let i = pair as usize;
-        let Some(l) = local.get(i) else { return Err(no_piece(&local, Side::Local, i)) };
-        let Some(r) = remote.get(i) else { return Err(no_piece(&remote, Side::Remote, i)) };
-        if l.len != r.len || l.len == 0 {
-            return Err(bad_lengths(pair, l.len, r.len));
-        }
-        if l.region != maker.local.raw || r.region != maker.remote.raw {
-            maker.finish(&local)?;
-            maker.change(regions, pair, l.region, r.region)?;
-        }
-        if !maker.local.view.holds(&l) {
-            return Err(outside(pair, Side::Local, &l, &maker.local));
-        }
-        if !maker.remote.view.holds(&r) {
-            return Err(outside(pair, Side::Remote, &r, &maker.remote));
-        }
-        if !maker.run.extend(&l, &r) {
-            maker.finish(&local)?;
-            maker.run = Run { local: l.addr, remote: r.addr, len: l.len, pair };
-        }
+    let mut summary = Summary::default();
+    let mut here = (Known::default(), Known::default());
+    let mut i = 0;
+    while i < pairs {
+        let Some((l, r)) = pair_at(&mut local, &mut remote, i) else {
+            return Err(bad_pair(local, remote, i));
+        };
+        let first = if i == 0 { None } else { Some(&here) };
+        here = enter(first, (i, &l, &r), wanted.peer, regions, summary.ops, sink)?;
+        summary.region_runs += 1;
+        i = stretch(&mut local, &mut remote, (i, l, r), &here, wanted, &mut summary, sink)?;
     }
-    maker.finish(&local)?;
-    Ok(maker.summary)
+    Ok(summary)
 }
 
-/// A region that was looked up last.
-#[derive(Clone, Copy)]
+fn check_lists(local: usize, remote: usize) -> Result<usize, PrepareError> {
+    let whole = |reason| Err(PrepareError::new(PrepareError::NO_PAIR, None, reason));
+    if local != remote {
+        return whole(Reason::ListLengths { local: local as u64, remote: remote as u64 });
+    }
+    if u32::try_from(local).is_err() {
+        return whole(Reason::TooManyPairs { pairs: local as u64 });
+    }
+    Ok(local)
+}
+
+/// Both pieces of a pair, if there are both, equally long and not empty; else [`bad_pair`] says.
+#[inline]
+fn pair_at<L: Source, R: Source>(
+    local: &mut L,
+    remote: &mut R,
+    i: usize,
+) -> Option<(Piece, Piece)> {
+    let (l, r) = (local.get(i)?, remote.get(i)?);
+    (l.len == r.len && l.len > 0).then_some((l, r))
+}
+
+#[cold]
+#[inline(never)]
+fn bad_pair<L: Source, R: Source>(mut local: L, mut remote: R, i: usize) -> PrepareError {
+    let error = |side, reason| PrepareError::new(i as u64, side, reason);
+    let Some(l) = local.get(i) else {
+        return error(Some(Side::Local), Reason::Index(local.refused(i)));
+    };
+    let Some(r) = remote.get(i) else {
+        return error(Some(Side::Remote), Reason::Index(remote.refused(i)));
+    };
+    if l.len != r.len {
+        return error(None, Reason::PairLengths { local: l.len, remote: r.len });
+    }
+    error(None, Reason::ZeroLength)
+}
+
+/// A region that was looked up.
+#[derive(Clone, Copy, Default)]
 struct Known {
     raw: u64,
     view: RegionView,
 }
 
 impl Known {
-    /// None yet: a handle that the first piece does not have, so that it is looked up.
-    fn none<T: Source>(list: &mut T) -> Known {
-        let raw = list.get(0).map_or(0, |p| !p.region);
-        Known { raw, view: RegionView::default() }
-    }
-
     fn of(raw: u64, mut view: RegionView) -> Known {
         // No region goes on behind the largest address, whatever its length says: nothing may wrap.
         if view.base != 0 {
@@ -199,19 +212,55 @@ impl Known {
         }
         Known { raw, view }
     }
-}
 
-impl RegionView {
     #[inline]
     fn holds(&self, p: &Piece) -> bool {
-        let offset = p.addr.wrapping_sub(self.base);
-        offset <= self.len && p.len <= self.len - offset
+        let offset = p.addr.wrapping_sub(self.view.base);
+        offset <= self.view.len && p.len <= self.view.len - offset
     }
 }
 
-/// Pairs that follow each other on both sides. Of 0 bytes before the first pair and after
-/// [`Maker::finish`].
-#[derive(Clone, Copy, Default)]
+/// The regions of a pair: looked up where they differ from the pair before it, and told to the sink.
+#[inline(never)]
+fn enter<V: Regions, S: OpSink>(
+    before: Option<&(Known, Known)>,
+    (i, l, r): (usize, &Piece, &Piece),
+    wanted: u32,
+    regions: &V,
+    ops: u64,
+    sink: &mut S,
+) -> Result<(Known, Known), PrepareError> {
+    let error = |side, reason| PrepareError::new(i as u64, Some(side), reason);
+    let unknown = |side, region| error(side, Reason::UnknownRegion { region });
+    let mut tell = |side, view: RegionView| {
+        sink.region(side, view.slot, view.generation)
+            .map_err(|why| error(side, Reason::Full { ops, why }))
+    };
+    let local = match before {
+        Some((known, _)) if known.raw == l.region => *known,
+        _ => {
+            let view = regions.local(l.region).ok_or_else(|| unknown(Side::Local, l.region))?;
+            tell(Side::Local, view)?;
+            Known::of(l.region, view)
+        }
+    };
+    let remote = match before {
+        Some((_, known)) if known.raw == r.region => *known,
+        _ => {
+            let view = regions.remote(r.region).ok_or_else(|| unknown(Side::Remote, r.region))?;
+            if view.peer != wanted {
+                let (region, owner) = (r.region, view.peer);
+                return Err(error(Side::Remote, Reason::WrongPeer { region, owner, wanted }));
+            }
+            tell(Side::Remote, view)?;
+            Known::of(r.region, view)
+        }
+    };
+    Ok((local, remote))
+}
+
+/// Pairs that follow each other on both sides.
+#[derive(Clone, Copy)]
 struct Run {
     local: u64,
     remote: u64,
@@ -220,138 +269,129 @@ struct Run {
 }
 
 impl Run {
-    /// Takes the next pair in, if it is in the same regions and goes on where this ends.
+    /// The pair goes on where this run ends, on both sides.
     #[inline]
-    fn extend(&mut self, l: &Piece, r: &Piece) -> bool {
-        let follows = l.addr == self.local.wrapping_add(self.len)
-            && r.addr == self.remote.wrapping_add(self.len)
-            && self.len > 0;
-        if follows {
-            self.len += l.len;
-        }
-        follows
-    }
-}
-
-struct Maker<'s, S: OpSink> {
-    wanted: Wanted,
-    sink: &'s mut S,
-    local: Known,
-    remote: Known,
-    run: Run,
-    summary: Summary,
-}
-
-impl<S: OpSink> Maker<'_, S> {
-    /// Makes ops of the run. The one place where a run ends up in ops, so a further limit (the
-    /// seams of a region that is cut into several MRs) belongs here.
-    #[inline]
-    fn finish<L: Source>(&mut self, local: &L) -> Result<(), PrepareError> {
-        let Run { len, pair, .. } = self.run;
-        if len.wrapping_sub(1) >= u64::from(self.wanted.op_bytes.get()) {
-            return if len == 0 { Ok(()) } else { self.cut(local.clone()) };
-        }
-        self.push(0, len as u32, pair)?;
-        self.end()
+    fn meets(&self, l: &Piece, r: &Piece) -> bool {
+        // Cannot meet at 0 by wrapping: a region that has the last address does not have 0.
+        l.addr == self.local.wrapping_add(self.len) && r.addr == self.remote.wrapping_add(self.len)
     }
 
-    /// The run is in the sink: counts its bytes.
+    /// The op of `len` bytes at `offset`.
     #[inline]
-    fn end(&mut self) -> Result<(), PrepareError> {
-        let Some(bytes) = self.summary.bytes.checked_add(self.run.len) else {
-            let pair = u64::from(self.run.pair);
-            return Err(PrepareError::new(pair, None, Reason::TooManyBytes));
-        };
-        self.summary.bytes = bytes;
-        self.run.len = 0;
-        Ok(())
-    }
-
-    #[inline]
-    fn push(&mut self, offset: u64, len: u32, pair: u32) -> Result<(), PrepareError> {
-        let op = Op {
-            local: self.run.local + offset,
-            remote: self.run.remote + offset,
+    fn op(&self, offset: u64, len: u32, pair: u32, (l, r): &(Known, Known)) -> Op {
+        Op {
+            local: self.local + offset,
+            remote: self.remote + offset,
             len,
-            local_region: self.local.view.slot,
-            remote_region: self.remote.view.slot,
+            local_region: l.view.slot,
+            remote_region: r.view.slot,
             pair,
-        };
-        self.sink.push(op).map_err(|why| full(pair, None, self.summary.ops, why))?;
-        self.summary.ops += 1;
-        Ok(())
-    }
-
-    /// Cuts a run that is longer than an op may be: into as few ops as possible, all about equally
-    /// long, so that there is no tiny tail.
-    #[cold]
-    #[inline(never)]
-    fn cut<L: Source>(&mut self, mut list: L) -> Result<(), PrepareError> {
-        let Run { len, mut pair, .. } = self.run;
-        let limit = u64::from(self.wanted.op_bytes.get());
-        let grain = grain(limit);
-        let count = len.div_ceil(limit);
-        let grains = len.div_ceil(grain);
-        let (each, one_more) = (grains / count, grains % count);
-        let mut done = 0;
-        // The first pair that reaches beyond `done`, and where it ends; lengths are equal, so one
-        // side is enough.
-        let mut length = |pair: u32| list.get(pair as usize).map_or(len, |p| p.len);
-        let mut pair_end = length(pair);
-        for k in 0..count {
-            while pair_end <= done {
-                pair += 1;
-                pair_end = pair_end.saturating_add(length(pair));
-            }
-            let size = ((each + u64::from(k < one_more)) * grain).min(len - done);
-            self.push(done, size as u32, pair)?;
-            done += size;
         }
-        self.end()
-    }
-
-    /// Looks up the regions of `pair`, which has others than the pair before it.
-    #[cold]
-    #[inline(never)]
-    fn change<V: Regions>(
-        &mut self,
-        regions: &V,
-        pair: u32,
-        local: u64,
-        remote: u64,
-    ) -> Result<(), PrepareError> {
-        let unknown = |side, region| {
-            PrepareError::new(u64::from(pair), Some(side), Reason::UnknownRegion { region })
-        };
-        if local != self.local.raw {
-            let view = regions.local(local).ok_or_else(|| unknown(Side::Local, local))?;
-            self.local = Known::of(local, view);
-            self.tell(pair, Side::Local, view)?;
-        }
-        if remote != self.remote.raw {
-            let view = regions.remote(remote).ok_or_else(|| unknown(Side::Remote, remote))?;
-            let RegionView { peer: owner, .. } = view;
-            let wanted = self.wanted.peer;
-            if owner != wanted {
-                let reason = Reason::WrongPeer { region: remote, owner, wanted };
-                return Err(PrepareError::new(u64::from(pair), Some(Side::Remote), reason));
-            }
-            self.remote = Known::of(remote, view);
-            self.tell(pair, Side::Remote, view)?;
-        }
-        self.summary.region_runs += 1;
-        Ok(())
-    }
-
-    fn tell(&mut self, pair: u32, side: Side, view: RegionView) -> Result<(), PrepareError> {
-        self.sink
-            .region(side, view.slot, view.generation)
-            .map_err(|why| full(pair, Some(side), self.summary.ops, why))
     }
 }
 
-/// What op lengths are a multiple of, so that ops of an aligned run are aligned: at most a page,
-/// and small enough beside the limit that ops stay about equal.
+/// Makes ops of all pairs from `i` on that are in the same two regions. Returns the pair behind.
+#[inline]
+fn stretch<L: Source, R: Source, S: OpSink>(
+    local: &mut L,
+    remote: &mut R,
+    (mut i, mut l, mut r): (usize, Piece, Piece),
+    here: &(Known, Known),
+    wanted: Wanted,
+    summary: &mut Summary,
+    sink: &mut S,
+) -> Result<usize, PrepareError> {
+    let pairs = local.len();
+    let mut run = Run { local: l.addr, remote: r.addr, len: 0, pair: i as u32 };
+    loop {
+        if !here.0.holds(&l) || !here.1.holds(&r) {
+            return Err(outside(i, &l, &r, here));
+        }
+        if run.meets(&l, &r) {
+            run.len += l.len;
+        } else {
+            finish(&run, here, wanted, local, summary, sink)?;
+            run = Run { local: l.addr, remote: r.addr, len: l.len, pair: i as u32 };
+        }
+        i += 1;
+        if i >= pairs {
+            break;
+        }
+        let Some(next) = pair_at(local, remote, i) else {
+            return Err(bad_pair(local.clone(), remote.clone(), i));
+        };
+        (l, r) = next;
+        if l.region != here.0.raw || r.region != here.1.raw {
+            break;
+        }
+    }
+    finish(&run, here, wanted, local, summary, sink)?;
+    Ok(i)
+}
+
+/// Makes ops of a run. The one place where a run turns into ops, so a further limit (the seams of a
+/// region that is cut into several MRs) belongs here.
+#[inline]
+fn finish<L: Source, S: OpSink>(
+    run: &Run,
+    here: &(Known, Known),
+    wanted: Wanted,
+    list: &L,
+    summary: &mut Summary,
+    sink: &mut S,
+) -> Result<(), PrepareError> {
+    let error = |reason| PrepareError::new(u64::from(run.pair), None, reason);
+    let ops = if run.len <= u64::from(wanted.op_bytes.get()) {
+        let op = run.op(0, run.len as u32, run.pair, here);
+        sink.push(op).map_err(|why| error(Reason::Full { ops: summary.ops, why }))?;
+        1
+    } else {
+        cut(*run, here, wanted.op_bytes, list.clone(), summary.ops, sink)?
+    };
+    summary.ops += ops;
+    summary.bytes =
+        summary.bytes.checked_add(run.len).ok_or_else(|| error(Reason::TooManyBytes))?;
+    Ok(())
+}
+
+/// Cuts a run that is longer than an op may be: into as few ops as possible, all about equally long,
+/// so that there is no tiny tail. Returns how many.
+#[cold]
+#[inline(never)]
+fn cut<L: Source, S: OpSink>(
+    run: Run,
+    here: &(Known, Known),
+    op_bytes: NonZeroU32,
+    mut list: L,
+    ops: u64,
+    sink: &mut S,
+) -> Result<u64, PrepareError> {
+    let Run { len, mut pair, .. } = run;
+    let limit = u64::from(op_bytes.get());
+    let grain = grain(limit);
+    let count = len.div_ceil(limit);
+    let grains = len.div_ceil(grain);
+    let (each, one_more) = (grains / count, grains % count);
+    // Which pair an op starts in: lengths are equal, so one side is enough.
+    let mut length = |pair: u32| list.get(pair as usize).map_or(len, |p| p.len);
+    let mut pair_end = length(pair);
+    let mut done = 0;
+    for k in 0..count {
+        while pair_end <= done {
+            pair += 1;
+            pair_end = pair_end.saturating_add(length(pair));
+        }
+        let size = ((each + u64::from(k < one_more)) * grain).min(len - done);
+        sink.push(run.op(done, size as u32, pair, here)).map_err(|why| {
+            PrepareError::new(u64::from(pair), None, Reason::Full { ops: ops + k, why })
+        })?;
+        done += size;
+    }
+    Ok(count)
+}
+
+/// What op lengths are a multiple of, so that ops of an aligned run are aligned: at most a page, and
+/// small enough beside the limit that ops stay about equal.
 fn grain(limit: u64) -> u64 {
     let mut grain = 4096;
     while grain > 1 && (limit % grain != 0 || limit / grain < 16) {
@@ -360,41 +400,19 @@ fn grain(limit: u64) -> u64 {
     grain
 }
 
-fn check_lists(local: usize, remote: usize) -> Result<u32, PrepareError> {
-    let (local, remote) = (local as u64, remote as u64);
-    let whole = |reason| PrepareError::new(PrepareError::NO_PAIR, None, reason);
-    if local != remote {
-        return Err(whole(Reason::ListLengths { local, remote }));
-    }
-    u32::try_from(local).map_err(|_| whole(Reason::TooManyPairs { pairs: local }))
-}
-
 #[cold]
-fn no_piece<T: Source>(list: &T, side: Side, i: usize) -> PrepareError {
-    PrepareError::new(i as u64, Some(side), Reason::Index(list.refused(i)))
-}
-
-#[cold]
-fn bad_lengths(pair: u32, local: u64, remote: u64) -> PrepareError {
-    let reason =
-        if local == remote { Reason::ZeroLength } else { Reason::PairLengths { local, remote } };
-    PrepareError::new(u64::from(pair), None, reason)
-}
-
-#[cold]
-fn outside(pair: u32, side: Side, p: &Piece, known: &Known) -> PrepareError {
+#[inline(never)]
+fn outside(i: usize, l: &Piece, r: &Piece, here: &(Known, Known)) -> PrepareError {
+    let (side, p, known) =
+        if here.0.holds(l) { (Side::Remote, r, &here.1) } else { (Side::Local, l, &here.0) };
     let RegionView { base, len: region_len, .. } = known.view;
     let reason = Reason::Outside { addr: p.addr, len: p.len, base, region_len };
-    PrepareError::new(u64::from(pair), Some(side), reason)
-}
-
-#[cold]
-fn full(pair: u32, side: Option<Side>, ops: u64, why: Full) -> PrepareError {
-    PrepareError::new(u64::from(pair), side, Reason::Full { ops, why })
+    PrepareError::new(i as u64, Some(side), reason)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Listed;
     use super::*;
 
     #[test]
@@ -403,21 +421,26 @@ mod tests {
         let mut room = [op; 8];
         let mut sink = SliceSink::new(&mut room);
         let known = Known::of(1, RegionView { len: 100, ..RegionView::default() });
-        let mut maker = Maker {
-            wanted: Wanted { peer: 0, op_bytes: NonZeroU32::MIN.saturating_add(9) },
-            sink: &mut sink,
-            local: known,
-            remote: known,
-            run: Run { len: 10, pair: 3, ..Run::default() },
-            // As after 2^64 - 21 bytes, which no test can wait for.
-            summary: Summary { bytes: u64::MAX - 20, ..Summary::default() },
-        };
-        let list = super::super::Listed(&[]);
-        assert_eq!(maker.finish(&list), Ok(()));
+        let here = (known, known);
+        let wanted = Wanted { peer: 0, op_bytes: NonZeroU32::MIN.saturating_add(9) };
+        // As after 2^64 - 21 bytes, which no test can wait for.
+        let mut summary = Summary { bytes: u64::MAX - 20, ..Summary::default() };
+        let mut run = Run { local: 0, remote: 0, len: 10, pair: 3 };
+        let list = Listed(&[]);
+        assert_eq!(finish(&run, &here, wanted, &list, &mut summary, &mut sink), Ok(()));
         for len in [11, 20] {
-            maker.run.len = len;
-            let e = maker.finish(&list).unwrap_err();
+            run.len = len;
+            let e = finish(&run, &here, wanted, &list, &mut summary, &mut sink).unwrap_err();
             assert_eq!((e.status, e.pair, e.reason), (Status::Invalid, 3, Reason::TooManyBytes));
         }
+    }
+
+    #[test]
+    fn more_pairs_than_an_op_can_name_are_refused() {
+        let most = u32::MAX as usize;
+        assert_eq!(check_lists(most, most), Ok(most));
+        let e = check_lists(most + 1, most + 1).unwrap_err();
+        assert_eq!((e.status, e.pair), (Status::Capacity, PrepareError::NO_PAIR));
+        assert_eq!(e.reason, Reason::TooManyPairs { pairs: 1 << 32 });
     }
 }

@@ -4,7 +4,7 @@
 //! Driven by `tests/table_ops.rs` (seeded and proptest) and by the fuzz target `ops`: [`fuzz_ops`]
 //! is its whole body.
 
-use std::num::NonZeroU32;
+use core::num::NonZeroU32;
 
 use kvrail::table::{
     build_indexed, build_ops, Desc, Full, Listed, Op, OpSink, OutOfRange, PrepareError, Reason,
