@@ -151,8 +151,9 @@ pub fn build_ops<L: Source, R: Source, V: Regions, S: OpSink>(
         let Some((l, r)) = pair_at(&mut local, &mut remote, i) else {
             return Err(bad_pair(local, remote, i));
         };
+        let handles = (l.region, r.region);
         let first = if i == 0 { None } else { Some(&here) };
-        here = enter(first, (i, &l, &r), wanted.peer, regions, summary.ops, sink)?;
+        here = enter(first, i, handles, wanted.peer, regions, summary.ops, sink)?;
         summary.region_runs += 1;
         i = stretch(&mut local, &mut remote, (i, l, r), &here, wanted, &mut summary, sink)?;
     }
@@ -220,11 +221,13 @@ impl Known {
     }
 }
 
-/// The regions of a pair: looked up where they differ from the pair before it, and told to the sink.
+/// The regions of a pair: looked up where they differ from the pair before it, and told to the
+/// sink.
 #[inline(never)]
 fn enter<V: Regions, S: OpSink>(
     before: Option<&(Known, Known)>,
-    (i, l, r): (usize, &Piece, &Piece),
+    i: usize,
+    (l, r): (u64, u64),
     wanted: u32,
     regions: &V,
     ops: u64,
@@ -237,23 +240,23 @@ fn enter<V: Regions, S: OpSink>(
             .map_err(|why| error(side, Reason::Full { ops, why }))
     };
     let local = match before {
-        Some((known, _)) if known.raw == l.region => *known,
+        Some((known, _)) if known.raw == l => *known,
         _ => {
-            let view = regions.local(l.region).ok_or_else(|| unknown(Side::Local, l.region))?;
+            let view = regions.local(l).ok_or_else(|| unknown(Side::Local, l))?;
             tell(Side::Local, view)?;
-            Known::of(l.region, view)
+            Known::of(l, view)
         }
     };
     let remote = match before {
-        Some((_, known)) if known.raw == r.region => *known,
+        Some((_, known)) if known.raw == r => *known,
         _ => {
-            let view = regions.remote(r.region).ok_or_else(|| unknown(Side::Remote, r.region))?;
+            let view = regions.remote(r).ok_or_else(|| unknown(Side::Remote, r))?;
             if view.peer != wanted {
-                let (region, owner) = (r.region, view.peer);
-                return Err(error(Side::Remote, Reason::WrongPeer { region, owner, wanted }));
+                let reason = Reason::WrongPeer { region: r, owner: view.peer, wanted };
+                return Err(error(Side::Remote, reason));
             }
             tell(Side::Remote, view)?;
-            Known::of(r.region, view)
+            Known::of(r, view)
         }
     };
     Ok((local, remote))
@@ -305,7 +308,7 @@ fn stretch<L: Source, R: Source, S: OpSink>(
     let mut run = Run { local: l.addr, remote: r.addr, len: 0, pair: i as u32 };
     loop {
         if !here.0.holds(&l) || !here.1.holds(&r) {
-            return Err(outside(i, &l, &r, here));
+            return Err(outside(local.clone(), remote.clone(), i, here));
         }
         if run.meets(&l, &r) {
             run.len += l.len;
@@ -346,7 +349,9 @@ fn finish<L: Source, S: OpSink>(
         sink.push(op).map_err(|why| error(Reason::Full { ops: summary.ops, why }))?;
         1
     } else {
-        cut(*run, here, wanted.op_bytes, list.clone(), summary.ops, sink)?
+        // Pairs of numbers, not the run itself, whose address would keep it out of registers.
+        let (start, extent) = ((run.local, run.remote), (run.len, run.pair));
+        cut(start, extent, here, wanted.op_bytes, list.clone(), summary.ops, sink)?
     };
     summary.ops += ops;
     summary.bytes =
@@ -354,19 +359,21 @@ fn finish<L: Source, S: OpSink>(
     Ok(())
 }
 
-/// Cuts a run that is longer than an op may be: into as few ops as possible, all about equally long,
-/// so that there is no tiny tail. Returns how many.
+/// Cuts a run that is longer than an op may be: into as few ops as possible, all about equally
+/// long, so that there is no tiny tail. Returns how many.
 #[cold]
 #[inline(never)]
 fn cut<L: Source, S: OpSink>(
-    run: Run,
+    (local, remote): (u64, u64),
+    (len, first): (u64, u32),
     here: &(Known, Known),
     op_bytes: NonZeroU32,
     mut list: L,
     ops: u64,
     sink: &mut S,
 ) -> Result<u64, PrepareError> {
-    let Run { len, mut pair, .. } = run;
+    let run = Run { local, remote, len, pair: first };
+    let mut pair = first;
     let limit = u64::from(op_bytes.get());
     let grain = grain(limit);
     let count = len.div_ceil(limit);
@@ -390,8 +397,8 @@ fn cut<L: Source, S: OpSink>(
     Ok(count)
 }
 
-/// What op lengths are a multiple of, so that ops of an aligned run are aligned: at most a page, and
-/// small enough beside the limit that ops stay about equal.
+/// What op lengths are a multiple of, so that ops of an aligned run are aligned: at most a page,
+/// and small enough beside the limit that ops stay about equal.
 fn grain(limit: u64) -> u64 {
     let mut grain = 4096;
     while grain > 1 && (limit % grain != 0 || limit / grain < 16) {
@@ -402,12 +409,21 @@ fn grain(limit: u64) -> u64 {
 
 #[cold]
 #[inline(never)]
-fn outside(i: usize, l: &Piece, r: &Piece, here: &(Known, Known)) -> PrepareError {
-    let (side, p, known) =
-        if here.0.holds(l) { (Side::Remote, r, &here.1) } else { (Side::Local, l, &here.0) };
-    let RegionView { base, len: region_len, .. } = known.view;
-    let reason = Reason::Outside { addr: p.addr, len: p.len, base, region_len };
-    PrepareError::new(i as u64, Some(side), reason)
+fn outside<L: Source, R: Source>(
+    mut local: L,
+    mut remote: R,
+    i: usize,
+    here: &(Known, Known),
+) -> PrepareError {
+    let beyond = |p: Option<Piece>, known: &Known, side| {
+        let p = p.filter(|p| !known.holds(p))?;
+        let RegionView { base, len: region_len, .. } = known.view;
+        let reason = Reason::Outside { addr: p.addr, len: p.len, base, region_len };
+        Some(PrepareError::new(i as u64, Some(side), reason))
+    };
+    beyond(local.get(i), &here.0, Side::Local)
+        .or_else(|| beyond(remote.get(i), &here.1, Side::Remote))
+        .unwrap_or_else(|| bad_pair(local, remote, i))
 }
 
 #[cfg(test)]

@@ -13,27 +13,27 @@ use kvrail::table::{
 
 /// A region and the raw handle that names it.
 #[derive(Clone, Copy, Debug)]
-pub struct Region {
+pub(crate) struct Region {
     pub raw: u64,
     pub view: RegionView,
 }
 
 #[derive(Clone, Debug)]
-pub enum Form {
+pub(crate) enum Form {
     Flat(Vec<Desc>),
     Strided(Vec<Stride>),
 }
 
 /// One side of a transfer. No indices: the flat list itself, in order.
 #[derive(Clone, Debug)]
-pub struct List {
+pub(crate) struct List {
     pub regions: Vec<Region>,
     pub form: Form,
     pub indices: Vec<u32>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Case {
+pub(crate) struct Case {
     pub local: List,
     pub remote: List,
     /// Take the flat lists as they are, without indices.
@@ -43,7 +43,7 @@ pub struct Case {
 
 /// What came of a case, for tests that want to see all kinds.
 #[derive(Debug)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     Table,
     Refused(Reason),
     Built(Summary, Vec<Op>),
@@ -68,7 +68,7 @@ fn find(regions: &[Region], raw: u64) -> Option<RegionView> {
 
 /// Keeps all that it is told.
 #[derive(Default, Debug)]
-pub struct Log {
+pub(crate) struct Log {
     pub ops: Vec<Op>,
     pub told: Vec<(Side, u32, u32)>,
     /// Slots told last, which the next ops must have.
@@ -257,7 +257,7 @@ fn build(case: &Case, log: &mut Log) -> Option<Result<Summary, PrepareError>> {
 }
 
 /// Compares the code under test with the reference.
-pub fn check(case: &Case) -> Outcome {
+pub(crate) fn check(case: &Case) -> Outcome {
     let mut log = Log::default();
     let Some(got) = build(case, &mut log) else { return Outcome::Table };
     let bytes = match reference(case) {
@@ -447,11 +447,11 @@ impl Input<'_> {
 }
 
 /// Makes regions, tables and index lists of any bytes.
-pub fn decode(data: &[u8]) -> Case {
+pub(crate) fn decode(data: &[u8]) -> Case {
     Input(data).case()
 }
 
 /// The body of fuzz target `ops`. Panics when the code under test and the reference differ.
-pub fn fuzz_ops(data: &[u8]) {
+pub(crate) fn fuzz_ops(data: &[u8]) {
     check(&decode(data));
 }
