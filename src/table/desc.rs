@@ -2,7 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// One piece of registered memory. 32 bytes, laid out as NIXL lays out its own, so a list crosses without a copy.
+/// One piece of registered memory. 32 bytes, laid out as NIXL lays out its own, so a list crosses
+/// without a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Desc {

@@ -1,4 +1,5 @@
-//! An op: one contiguous local-to-remote run, never longer than a slice, so it becomes exactly one work request.
+//! An op: one contiguous local-to-remote run, never longer than a slice, so it becomes exactly one
+//! work request.
 
 use bytemuck::{Pod, Zeroable};
 
