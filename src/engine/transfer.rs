@@ -1,7 +1,7 @@
 //! A transfer's life: a slot at prepare, posts, checks, cancel, release.
 
 use crate::engine::core::Core;
-use crate::engine::peer::{Link, SELF};
+use crate::engine::peer::Link;
 use crate::engine::slot::{Body, RegionRef};
 use crate::engine::stack::NONE;
 use crate::engine::state::{Phase, State};
@@ -249,12 +249,6 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         None
     }
-
-    /// True when a raw handle is of a transfer to this engine itself.
-    pub fn is_to_self(&self, raw: u64) -> bool {
-        // SAFETY: I3: the handle's owner does not release it during its own call.
-        self.transfer(raw).is_ok_and(|(i, _)| unsafe { self.slots[i as usize].body() }.peer == SELF)
-    }
 }
 
 /// Whether a held transfer's body names a region.
@@ -262,4 +256,43 @@ fn uses(body: &Body, region: RegionRef) -> bool {
     // SAFETY: I3: called on held transfers only, whose lists the pool keeps.
     let list = unsafe { core::slice::from_raw_parts(body.regions, body.n_regions as usize) };
     list.contains(&region)
+}
+
+/// How far a transfer was at one look: equal marks mean no progress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mark {
+    state: State,
+    left: u32,
+}
+
+impl<'m, P: Port, N: Net> Core<'m, P, N> {
+    /// How far the transfer in a slot is, while it is in progress.
+    pub fn mark(&self, index: u32) -> Option<Mark> {
+        let slot = self.slots.get(index as usize)?;
+        let state = slot.state.load();
+        matches!(state.phase, Phase::Active | Phase::Landed | Phase::Notifying)
+            .then(|| Mark { state, left: slot.left() })
+    }
+
+    /// Ends a transfer that is still where the mark says.
+    pub fn expire(&self, index: u32, mark: Mark) -> bool {
+        let slot = &self.slots[index as usize];
+        if mark.state.phase == Phase::Notifying {
+            // All data is there; the message stays queued and may still arrive.
+            let ended = mark.state.to(Phase::Ended, Status::Stalled);
+            return slot.state.change(mark.state, ended);
+        }
+        slot.enter();
+        let same = slot.state.load() == mark.state && slot.left() == mark.left;
+        let ended = same && slot.end_life(mark.state.generation, Status::Stalled);
+        self.leave(index);
+        ended
+    }
+
+    /// Slot of the peer that a transfer goes to.
+    pub fn peer_of(&self, raw: u64) -> Option<u32> {
+        let (index, _) = self.transfer(raw).ok()?;
+        // SAFETY: I3: the handle's owner does not release it during its own call.
+        Some(unsafe { self.slots[index as usize].body() }.peer)
+    }
 }
