@@ -206,20 +206,17 @@ pub unsafe extern "C" fn kvr_engine_init(
 #[no_mangle]
 pub unsafe extern "C" fn kvr_engine_destroy(e: *mut kvr_engine) -> kvr_status {
     guard("kvr_engine_destroy", || {
-        let gone = || invalid(format!("{e:p} is not an engine, or one that was destroyed"));
-        if e.is_null() {
-            return invalid("the engine is NULL; pass one from kvr_engine_create()");
-        }
-        if !LIVE.iter().any(|place| place.load(Ordering::Acquire) == e as usize) {
-            return gone();
-        }
-        // SAFETY: F1: it is in the table of those that live, and F9: nobody else is destroying it.
-        not_forked(unsafe { whole(e)? })?;
         // Taking it out of the table makes this call the only one that goes on.
-        if !replace(e as usize, 0) {
-            return gone();
+        if e.is_null() || !replace(e as usize, 0) {
+            return invalid(format!("{e:p} is not an engine, or one that was destroyed already"));
         }
-        // SAFETY: F9: the table gave it to this call alone, and no other call uses it.
+        // SAFETY: F1: it was in the table of those that live, and only this call may end it.
+        if let Err(forked) = not_forked(unsafe { &*e }) {
+            enter(e)?;
+            return Err(forked);
+        }
+        // SAFETY: F9: the table gave it to this call alone, and the caller says that no other call
+        // uses it.
         unsafe {
             (*e).magic = 0;
             if (*e).borrowed {

@@ -431,6 +431,7 @@ static void forked(kvr_engine *e) {
     if (child == 0) {
         failures = 0;
         all_say(e, KVR_ERR_FORKED);
+        IS(kvr_engine_destroy(e), KVR_ERR_FORKED); /* and again: it still lives, elsewhere */
         _exit(failures != 0);
     }
     int status = 0;

@@ -11,10 +11,10 @@
 #[path = "../../ffi/src/types.rs"]
 mod types;
 
+use core::fmt::Write as _;
+use core::mem::{align_of, offset_of, size_of};
 use std::env;
-use std::fmt::Write as _;
 use std::fs;
-use std::mem::{align_of, offset_of, size_of};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -54,7 +54,9 @@ macro_rules! layout {
         let n = stringify!($name);
         writeln!($layout.rust, "{n} {} {}", size_of::<$name>(), align_of::<$name>()).unwrap();
         writeln!($layout.c, "struct {n}_a {{ char c; {n} s; }};").unwrap();
-        let mut body = format!("printf(\"{n} %zu %zu\\n\", sizeof({n}), offsetof(struct {n}_a, s));");
+        let mut body = String::new();
+        let (size, align) = (format!("sizeof({n})"), format!("offsetof(struct {n}_a, s)"));
+        write!(body, "printf(\"{n} %zu %zu\\n\", {size}, {align});").unwrap();
         let mut sum = 0;
         $(
             let f = stringify!($field);
@@ -108,10 +110,10 @@ fn structs_have_the_same_layout_on_both_sides() {
             port_min: u16,
             port_max: u16,
             max_bytes: u64,
-            name: [std::ffi::c_char; KVR_NAME_LEN],
-            listen_ip: [std::ffi::c_char; KVR_LISTEN_LEN],
-            transport: [std::ffi::c_char; KVR_TRANSPORT_LEN],
-            nics: [std::ffi::c_char; KVR_NICS_LEN],
+            name: [core::ffi::c_char; KVR_NAME_LEN],
+            listen_ip: [core::ffi::c_char; KVR_LISTEN_LEN],
+            transport: [core::ffi::c_char; KVR_TRANSPORT_LEN],
+            nics: [core::ffi::c_char; KVR_NICS_LEN],
             device_id: u32,
             numa_node: i32,
             rbln_ctx_ptr: u64,
@@ -136,7 +138,7 @@ fn structs_have_the_same_layout_on_both_sides() {
         kvr_rail_info {
             struct_size: u32,
             index: u32,
-            name: [std::ffi::c_char; KVR_RAIL_NAME_LEN],
+            name: [core::ffi::c_char; KVR_RAIL_NAME_LEN],
             bytes_read: u64,
             bytes_written: u64,
             work_requests: u64,
@@ -157,8 +159,8 @@ fn structs_have_the_same_layout_on_both_sides() {
             remote_regions: u32,
             tables: u32,
             transfers: u32,
-            transport: [std::ffi::c_char; KVR_TRANSPORT_LEN],
-            listen: [std::ffi::c_char; KVR_LISTEN_LEN],
+            transport: [core::ffi::c_char; KVR_TRANSPORT_LEN],
+            listen: [core::ffi::c_char; KVR_LISTEN_LEN],
             reserved: u32,
         }
     );

@@ -32,6 +32,10 @@ diff -u "$root/ffi/symbols.txt" "$out/symbols.txt" ||
 readelf -d "$lib/libkvrail.so" | grep -q 'soname: \[libkvrail\.so\.0\]' ||
     fail "libkvrail.so has not the SONAME libkvrail.so.0; see ffi/build.rs"
 
+while read -r name; do
+    grep -q "$name(" "$root/tests/cabi/arguments.c" || fail "arguments.c never calls $name"
+done <"$root/ffi/symbols.txt"
+
 echo "== the headers alone"
 printf '#include "kvrail.h"\n#include "kvrail.h"\nextern int none;\n' >"$out/header.c"
 printf '#include "kvrail.hpp"\n#include "kvrail.hpp"\n' >"$out/header.cpp"

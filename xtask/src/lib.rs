@@ -4,7 +4,7 @@ pub mod header;
 pub mod pkgconfig;
 pub mod symbols;
 
-use std::fmt;
+use core::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 

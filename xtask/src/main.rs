@@ -1,7 +1,6 @@
 //! Generators and checks: `cargo xtask <task>`. What they write is in git, so a user's build never
 //! runs them.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use xtask::{drift, header, pkgconfig, root, symbols, write, Failure};
@@ -10,7 +9,6 @@ const USAGE: &str = "usage: cargo xtask <task>
   header                     write include/kvrail.h from ffi/src
   symbols                    write ffi/symbols.txt, the exported names
   check                      fail when either differs from what is in git
-  check-library FILE         fail when a libkvrail.so has other exports or another SONAME
   pkgconfig --prefix DIR     print kvrail.pc for an installation under DIR (an absolute path)";
 
 fn main() -> ExitCode {
@@ -31,7 +29,6 @@ fn run(args: &[&str]) -> Result<(), Failure> {
         ["header"] => write(&root.join(header::PATH), &header::generate(&root)?),
         ["symbols"] => write(&root.join(symbols::PATH), &symbols::from_header(&root)?),
         ["check"] => drift(&root),
-        ["check-library", file] => symbols::check_library(&root, Path::new(file)),
         ["pkgconfig", "--prefix", prefix] => {
             print!("{}", pkgconfig::generate(&root, prefix)?);
             Ok(())

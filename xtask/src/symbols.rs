@@ -1,15 +1,12 @@
-//! `ffi/symbols.txt`: the names that libkvrail.so exports, and nothing else.
+//! `ffi/symbols.txt`: the names that libkvrail.so exports, and nothing else. `tests/cabi/run.sh`
+//! compares a built library with it.
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::{header, read, Failure};
 
 /// Where it is kept.
 pub const PATH: &str = "ffi/symbols.txt";
-
-/// The SONAME: the ABI's major version.
-pub const SONAME: &str = "libkvrail.so.0";
 
 /// The functions that the committed header declares, sorted, one a line.
 pub fn from_header(root: &Path) -> Result<String, Failure> {
@@ -36,40 +33,4 @@ pub fn from_header(root: &Path) -> Result<String, Failure> {
     }
     names.sort_unstable();
     Ok(names.iter().map(|name| format!("{name}\n")).collect())
-}
-
-/// Compares a built library with the committed list and the SONAME.
-pub fn check_library(root: &Path, library: &Path) -> Result<(), Failure> {
-    let want = read(&root.join(PATH))?;
-    let have = tool("nm", &["-D", "--defined-only", "--format=posix"], library)?;
-    let mut have: Vec<&str> = have.lines().filter_map(|l| l.split_whitespace().next()).collect();
-    have.sort_unstable();
-    let want: Vec<&str> = want.lines().collect();
-    let extra: Vec<_> = have.iter().filter(|name| !want.contains(name)).collect();
-    let missing: Vec<_> = want.iter().filter(|name| !have.contains(name)).collect();
-    if !extra.is_empty() || !missing.is_empty() {
-        return Err(Failure(format!(
-            "{} exports {extra:?} too many and lacks {missing:?}; make the names match {PATH}, \
-             or run `cargo xtask header` and `cargo xtask symbols`",
-            library.display()
-        )));
-    }
-    let dynamic = tool("readelf", &["-d"], library)?;
-    if !dynamic.contains(&format!("soname: [{SONAME}]")) {
-        return Err(Failure(format!(
-            "{} has not SONAME {SONAME}; see ffi/build.rs",
-            library.display()
-        )));
-    }
-    Ok(())
-}
-
-fn tool(name: &str, args: &[&str], file: &Path) -> Result<String, Failure> {
-    let out = Command::new(name).args(args).arg(file).output();
-    let out = out.map_err(|e| Failure(format!("cannot run {name}: {e}; install binutils")))?;
-    if !out.status.success() {
-        let text = String::from_utf8_lossy(&out.stderr).into_owned();
-        return Err(Failure(format!("{name} {}: {text}", file.display())));
-    }
-    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
