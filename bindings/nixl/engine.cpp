@@ -209,8 +209,8 @@ nixl_status_t Engine::checkXfer(nixlBackendReqH *handle) const {
 }
 
 // Success means that nothing touches the memory any more. The agent lets its user ask twice: the
-// first refusal is reported, the result of the second call is thrown away and the user told that all
-// is well. So the second call waits, and what will not end even then is leaked, never freed.
+// first refusal is reported, the result of the second call is thrown away and the user told that
+// all is well. So the second call waits, and what will not end even then is leaked, never freed.
 nixl_status_t Engine::releaseReqH(nixlBackendReqH *handle) const {
     return guarded("releaseReqH", [&] {
         const kvr_transfer transfer = handleOf(handle);
@@ -228,7 +228,8 @@ nixl_status_t Engine::releaseReqH(nixlBackendReqH *handle) const {
             }
             if (status == KVR_ERR_BUSY)
                 say("releaseReqH: transfer still in flight after the second release; its handle is "
-                    "kept for good and its memory must not be reused: " + lastError(status));
+                    "kept for good and its memory must not be reused: " +
+                    lastError(status));
         }
         std::lock_guard<std::mutex> hold(refusedLock_);
         if (status != KVR_ERR_BUSY) refused_.erase(transfer);

@@ -1,13 +1,13 @@
 // NIXL's backend-plugin ABI, declared here because no NIXL header is used or needed.
 //
-// Covers releases 1.0.0 to 1.5.x (checked by running against nixl-cu12 1.0.1, 1.3.2, 1.4.1, 1.5.0 and
-// 1.5.1), x86-64, libstdc++ with C++11 strings. Sizes and offsets were measured from the wheels'
-// binaries (disassembly, vtables read at run time). Releases 0.x have another vtable under the same
-// API version number; plugin.cpp refuses those. A release that changes anything here must change
-// NIXL's API version too, and then its loader refuses this plugin.
+// Covers releases 1.0.0 to 1.5.x (checked by running against nixl-cu12 1.0.1, 1.3.2, 1.4.1, 1.5.0
+// and 1.5.1), x86-64, libstdc++ with C++11 strings. Sizes and offsets were measured from the
+// wheels' binaries (disassembly, vtables read at run time). Releases 0.x have another vtable under
+// the same API version number; plugin.cpp refuses those. A release that changes anything here must
+// change NIXL's API version too, and then its loader refuses this plugin.
 //
 // Only what a plugin touches is declared. A layout that differs by a byte breaks silently, so every
-// size and offset is asserted at the end, and tests/nixl/abi_test.cpp checks the vtable slots.
+// size and offset is asserted at the end, and tests/nixl/shim_test.cpp checks the vtable slots.
 #pragma once
 
 #include <chrono>
@@ -100,8 +100,8 @@ struct nixlBackendInitParams {
 
 class nixlBackendEngine {
 public:
-    // The agent reads backendType, customParams and initErr directly. backendType must be the string
-    // of InitParams: the agent finds the plugin by it again to destroy the engine.
+    // The agent reads backendType, customParams and initErr directly. backendType must be the
+    // string of InitParams: the agent finds the plugin by it again to destroy the engine.
     explicit nixlBackendEngine(const nixlBackendInitParams &init)
         : backendType(init.type),
           customParams(init.customParams ? *init.customParams : nixl_b_params_t{}),
