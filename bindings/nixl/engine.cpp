@@ -97,6 +97,11 @@ Engine *Engine::create(const nixlBackendInitParams &init) {
             std::to_string(sizeof config.name - 1) + " are allowed");
         return nullptr;
     }
+    if (init.customParams && init.customParams->count("name")) {
+        say("backend not created: parameter name is not taken here; it is always the agent's (" +
+            init.localAgent + ")");
+        return nullptr;
+    }
     kvr_engine *made = nullptr;
     kvr_status status = makeConfig(init, config);
     if (status == KVR_OK) status = kvr_engine_create(&config, &made);

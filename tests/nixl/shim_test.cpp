@@ -326,6 +326,7 @@ void creation() {
         CHECK(calls["engine_create"] == (std::string(step) == "engine_create"));
     }
     reset();
+    CHECK(make({{"name", "other"}}) == nullptr && calls["engine_create"] == 0);
     CHECK(make({}, true, std::string(256, 'x')) == nullptr && calls["engine_create"] == 0);
     engine = make({}, true, std::string(255, 'x'));
     CHECK(engine && std::string(made.name).size() == 255);
@@ -457,8 +458,9 @@ void release(nixlBackendEngine &e) {
     CHECK(e.releaseReqH(kReq) == NIXL_SUCCESS && calls["release"] == 5);
     // Never drains: bounded, said, and the handle is neither released nor forgotten.
     script["release"] = {99};
-    CHECK(e.releaseReqH(kReq) == NIXL_ERR_REPOST_ACTIVE); // forgotten after success: refused anew
-    const int before = calls["release"];
+    int before = calls["release"]; // forgotten after the success: refused anew, at once
+    CHECK(e.releaseReqH(kReq) == NIXL_ERR_REPOST_ACTIVE && calls["release"] == before + 1);
+    before = calls["release"];
     const auto start = std::chrono::steady_clock::now();
     const std::string said = standardError([&] {
         CHECK(e.releaseReqH(kReq) == NIXL_ERR_REPOST_ACTIVE);
