@@ -35,14 +35,17 @@ const kvr_desc *descsOf(const nixl_meta_dlist_t &list) noexcept {
 }
 
 void complain(const std::string &what, kvr_status status) {
-    if (mayLog()) say(what + ": " + lastError(status));
+    say(what + ": " + lastError(status));
 }
 
-// Every method runs in here: no exception may reach the agent, and every refusal is explained once.
-template <class Body> nixl_status_t guarded(const char *what, Body body) noexcept {
+enum class Rate { Every, Some }; // of the refusals that are logged
+
+// Every method runs in here: no exception may reach the agent, and every refusal is explained.
+template <class Body>
+nixl_status_t guarded(const char *what, Body body, Rate rate = Rate::Every) noexcept {
     try {
         const kvr_status status = body();
-        if (status < 0) complain(what, status);
+        if (status < 0 && (rate == Rate::Every || mayLog())) complain(what, status);
         return toNixl(status);
     } catch (const std::exception &error) {
         std::fprintf(stderr, "kvrail: %s: %s\n", what, error.what());
@@ -201,16 +204,18 @@ nixl_status_t Engine::prepXfer(const nixl_xfer_op_t &op, const nixl_meta_dlist_t
 nixl_status_t Engine::postXfer(const nixl_xfer_op_t &, const nixl_meta_dlist_t &,
                                const nixl_meta_dlist_t &, const std::string &,
                                nixlBackendReqH *&handle, const nixl_opt_b_args_t *args) const {
-    return guarded("postXfer", [&] {
-        const bool notify = args && args->hasNotif;
+    const bool notify = args && args->hasNotif;
+    const auto post = [&] {
         return kvr_transfer_post(engine_, handleOf(handle),
                                  notify ? args->notifMsg.data() : nullptr,
                                  notify ? args->notifMsg.size() : 0);
-    });
+    };
+    return guarded("postXfer", post, Rate::Some);
 }
 
 nixl_status_t Engine::checkXfer(nixlBackendReqH *handle) const {
-    return guarded("checkXfer", [&] { return kvr_transfer_check(engine_, handleOf(handle)); });
+    const auto check = [&] { return kvr_transfer_check(engine_, handleOf(handle)); };
+    return guarded("checkXfer", check, Rate::Some);
 }
 
 // Success means that nothing touches the memory any more. The agent lets its user ask twice: the
@@ -316,12 +321,13 @@ nixl_status_t Engine::getNotifs(notif_list_t &out) {
 }
 
 nixl_status_t Engine::genNotif(const std::string &agent, const std::string &message) const {
-    return guarded("genNotif", [&] {
+    const auto send = [&] {
         kvr_peer peer = 0;
         const kvr_status status = findPeer(agent, peer);
         if (status != KVR_OK) return status;
         return kvr_notify(engine_, peer, message.data(), message.size());
-    });
+    };
+    return guarded("genNotif", send, Rate::Some);
 }
 
 } // namespace kvrail

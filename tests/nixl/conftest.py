@@ -74,3 +74,21 @@ def side(thread):
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def child(thread):
+    """Makes agents in processes of their own; what a test leaves running is killed."""
+    from child import Child
+
+    made = []
+
+    def make(nbytes, **kwargs):
+        kwargs.setdefault("thread", thread)
+        made.append(Child(nbytes, **kwargs))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.process.is_alive():
+            one.kill()
