@@ -47,14 +47,14 @@ class ChildLink:
         with self.lock:
             send(self.write_fd, {"event": event, **fields})
 
-    def wait(self, command, timeout):
+    def next(self, timeout):
         try:
-            message = self.inbox.get(timeout=timeout)
+            return self.inbox.get(timeout=timeout)
         except queue.Empty:
-            raise TimeoutError(f"no '{command}' from the parent within {timeout} s") from None
+            raise TimeoutError(f"no command from the parent within {timeout} s") from None
+
+    def wait(self, command, timeout):
+        message = self.next(timeout)
         if message["command"] != command:
             raise RuntimeError(f"the parent sent '{message['command']}' instead of '{command}'")
         return message
-
-    def pending(self):
-        return not self.inbox.empty()
