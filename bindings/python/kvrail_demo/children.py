@@ -128,9 +128,9 @@ class Children:
                     if not child.gone:
                         raise ChildFailed(f"{child.role} {child.how_it_ended()}")
                 for event in messages or ():
-                    child.phase = event.get("phase", child.phase)
                     if event["event"] == "error":
                         raise ChildFailed(self.blame(child, event["message"]))
+                    child.phase = event.get("phase", event["event"])
                     child.gone = child.gone or event["event"] == "gone"
                     yield child, event
             if time.monotonic() - heard > timeout:
@@ -140,10 +140,16 @@ class Children:
     def blame(self, child, message):
         """An error may only follow from the other worker's death: then that comes first."""
         time.sleep(0.3)
+        others = ""
         for other in self.all.values():
-            if other is not child and not other.gone and other.process.poll() is not None:
+            # Status 1 is a reported error: both may report the same one.
+            if other is not child and other.process.poll() not in (None, 0, 1):
                 return f"{other.role} {other.how_it_ended()}; then {child.role} said: {message}"
-        return f"{child.role} failed in phase '{child.phase}': {message}{child.last_words()}"
+            if other is not child:
+                others += f", {other.role} in phase '{other.phase}'"
+        return (
+            f"{child.role} failed in phase '{child.phase}'{others}: {message}{child.last_words()}"
+        )
 
     def exit_codes(self):
         """Waits for both to end by themselves; a bad end after all the work is still a failure."""

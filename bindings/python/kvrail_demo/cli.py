@@ -42,8 +42,8 @@ def parse(argv):
         help="1: one rail a transfer; 0: every rail; default: 0 with more than one rail")
     add("--seed", type=int, help="of patterns and block tables; default: a new one, shown")
     add("--json", action="store_true", help="print one JSON object and nothing else")
-    add("--spoil", action="store_true",
-        help="ask for one wrong block: the check must find it and the run must fail")
+    add("--spoil", nargs="?", choices=("source", "target"), const="source",
+        help="take one block from (or put it in) a wrong place: the check must fail the run")
     add("--timeout", type=float, default=60.0,
         help="seconds without any progress that end the run; default: %(default)s")
     add("--backend", default="RBLN", help=argparse.SUPPRESS)  # development: UCX
@@ -96,8 +96,8 @@ def run(args, plan, bar):
         params = {"rails": str(args.rails), "stripe_width": str(args.stripe_width)}
     start = {
         "backend": args.backend, "params": params, "direction": args.direction, "seed": args.seed,
-        "request": f"cmpl-{args.seed:08x}", "timeout": args.timeout, "hold": args.hold,
-        "spoil": args.spoil, "plan": plan.to_dict(),
+        "request": f"cmpl-{args.seed:08x}", "timeout": args.timeout + args.hold,
+        "hold": args.hold, "spoil": args.spoil, "plan": plan.to_dict(),
     }
 
     def make(role, folder):

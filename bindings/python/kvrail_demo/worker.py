@@ -85,7 +85,7 @@ class Worker:
     def pull_decode(self):
         peer = self.link.wait("peer", self.timeout)
         self.source_table = np.array(peer["table"])
-        self.initiate("READ", peer, self.source_table)
+        self.initiate("READ", peer)
         return {"check": self.check_received()}
 
     def pull_prefill(self):
@@ -111,7 +111,7 @@ class Worker:
 
     def push_prefill(self):
         peer = self.await_registration()
-        self.initiate("WRITE", peer, self.table)
+        self.initiate("WRITE", peer)
         return {"check": self.check_sent(np.arange(self.blocks))}
 
     # ---- transfer ----------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Worker:
     def indices(self, table, blocks):
         return (np.arange(self.plan.layers)[:, None] * blocks + table[None, :]).reshape(-1)
 
-    def initiate(self, operation, peer, source_table):
+    def initiate(self, operation, peer):
         agent = self.agent
         remote = agent.add_remote_agent(base64.b64decode(peer["metadata"]))
         self.remotes.append(remote)
@@ -138,13 +138,12 @@ class Worker:
         self.dlists.append(here)
         there = agent.prep_xfer_dlist(remote, self.descriptors(peer["bases"], peer["blocks"]))
         self.dlists.append(there)
-        if self.spoil:
-            source_table = self.spoiled(source_table, peer["blocks"])
         mine, theirs = self.table, np.array(peer["table"])
-        if operation == "READ":
-            theirs = source_table
-        else:
-            mine = source_table
+        if self.spoil:
+            if (self.spoil == "source") == (operation == "READ"):
+                theirs = self.spoiled(theirs, peer["blocks"])
+            else:
+                mine = self.spoiled(mine, self.blocks)
         handle = agent.make_prepped_xfer(
             operation,
             here,
