@@ -57,7 +57,7 @@ fn is_text(path: &str) -> bool {
     EXT.contains(&extension(path)) || matches!(name, "Makefile" | "run")
 }
 
-/// Ids of the invariants table of SAFETY.md: rows that start with `| I3 |`.
+/// Ids of the invariant tables of SAFETY.md: rows that start with `| I3 |` or `| F3 |`.
 fn invariants(safety_md: &str) -> BTreeSet<String> {
     let cells = safety_md.lines().filter_map(|l| l.strip_prefix('|')?.split('|').next());
     cells.map(|c| c.trim().to_string()).filter(|c| checks::is_invariant(c)).collect()
@@ -118,7 +118,7 @@ fn sample_context(sample: &Source) -> Context {
     let files = [("README.md", "# Top\n\n## Run it: `make`, now\n"), ("docs/a.md", "# A\n")];
     let mut sources: Vec<Source> = files.iter().map(|(p, t)| Source::new(p, t)).collect();
     sources.push(Source::new(&sample.path, &sample.lines.join("\n")));
-    Context { sources, invariants: invariants("| id |\n|---|\n| I1 | a |\n| I2 | b |\n") }
+    Context { sources, invariants: invariants("| id |\n|---|\n| I1 | a |\n| F2 | b |\n") }
 }
 
 #[test]

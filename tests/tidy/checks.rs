@@ -227,7 +227,8 @@ fn has_word(line: &str, word: &str) -> bool {
 }
 
 pub(crate) fn is_invariant(text: &str) -> bool {
-    text.strip_prefix('I').is_some_and(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()))
+    text.strip_prefix(['I', 'F'])
+        .is_some_and(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()))
 }
 
 pub(crate) fn safety(source: &Source, context: &Context) -> Vec<Finding> {
@@ -243,8 +244,8 @@ pub(crate) fn safety(source: &Source, context: &Context) -> Vec<Finding> {
             None => "write `// SAFETY: I3: why it holds here` within the 4 lines above".to_string(),
             Some(_) if source.is_test(token.line) => continue,
             Some((_, text)) => {
-                let ids: Vec<&str> = text.split([',', ':']).map(str::trim).collect();
-                let ids: Vec<&str> = ids.into_iter().take_while(|id| is_invariant(id)).collect();
+                let words = text.split(|c: char| !c.is_alphanumeric());
+                let ids: Vec<&str> = words.filter(|w| is_invariant(w)).collect();
                 match ids.iter().find(|id| !context.invariants.contains(**id)) {
                     Some(id) => format!("{id} is not in the table of SAFETY.md; name one that is"),
                     None if ids.is_empty() => {
