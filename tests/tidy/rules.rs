@@ -133,7 +133,7 @@ pub(crate) const RULES: &[Rule] = &[
             ("src/a.rs", "// SAFETY: I1: carved once.\nunsafe impl Send for A {}\n"),
             (
                 "ffi/src/a.rs",
-                "// SAFETY: I1 and F2: both,\n// as said\n// there.\nlet x =\n    unsafe { g() };\n",
+                "// SAFETY: I1 and F2: both,\n// as\n// said.\nlet x =\n    unsafe { g() };\n",
             ),
             ("src/a.rs", "/// # Safety\n/// `p` lives.\npub unsafe fn f(p: *const u8) {}\n"),
             ("tests/a.rs", "// SAFETY: the buffer lives on the stack.\nunsafe { g() }\n"),
