@@ -109,7 +109,8 @@ pub(crate) fn log(level: Level, text: &str) {
     };
 }
 
-pub(crate) fn warn(text: &str) {
+/// A line at level `warn`.
+pub fn warn(text: &str) {
     log(Level::Warn, text);
 }
 
