@@ -54,7 +54,8 @@ fn every_key_reads_its_own_default_back_and_states_its_range() {
 
 #[test]
 fn every_field_has_a_key() {
-    // A value other than the default for every key changes exactly one thing, and all together change every field.
+    // A value other than the default for every key changes exactly one thing, and all together
+    // change every field.
     let mut all = Config::default();
     for k in KEYS {
         let value = match k.name {
