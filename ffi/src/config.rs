@@ -196,7 +196,14 @@ pub unsafe extern "C" fn kvr_config_init(cfg: *mut kvr_config, struct_size: usiz
 pub unsafe extern "C" fn kvr_config_env(cfg: *mut kvr_config) -> kvr_status {
     guard("kvr_config_env", || {
         // SAFETY: F4, this function's own promise.
-        unsafe { update(cfg, |config| config.apply_env()) }
+        unsafe {
+            update(cfg, |config| {
+                for warning in config.apply_env()? {
+                    kvrail_core::host::log::warn(&warning);
+                }
+                Ok(())
+            })
+        }
     })
 }
 
