@@ -38,7 +38,9 @@ fn expect(memory: &[u8], place: usize, side: usize, block: usize) -> Outcome<()>
 
 fn engine(name: &str) -> Outcome<Engine> {
     let mut config = Config { name: name.into(), ..Config::default() };
-    config.apply_env()?;
+    for warning in config.apply_env()? {
+        eprintln!("pair.rs: {warning}");
+    }
     Ok(Engine::new(config)?)
 }
 

@@ -415,6 +415,7 @@ size_t kvr_last_error(char *buf, size_t len);
 kvr_status kvr_config_init(struct kvr_config *cfg, size_t struct_size);
 
 /* Applies every KVRAIL_<PARAMETER> of the environment to `cfg`; after an error `cfg` is as it was.
+ * An empty value counts as not set. A KVRAIL_ variable that nobody knows is a warning in the log.
  *
  * Threads: reads the environment, so no thread may call setenv() meanwhile.
  * Errors: KVR_ERR_CONFIG for a bad value; KVR_ERR_INVALID for a bad `cfg`.
@@ -593,7 +594,7 @@ kvr_status kvr_region_metadata(struct kvr_engine *e, kvr_region r, void *buf, si
 
 /* Makes a remote region from a blob of kvr_region_metadata() of peer `p`. The blob is copied.
  *
- * Errors: KVR_ERR_BLOB_TRUNCATED, KVR_ERR_BLOB_FOREIGN, KVR_ERR_BLOB_VERSION; KVR_ERR_MISMATCH for
+ * Errors: KVR_ERR_BLOB_TRUNCATED, KVR_ERR_BLOB_FOREIGN, KVR_ERR_BLOB_VERSION; KVR_ERR_STALE for
  * another peer's blob; KVR_ERR_CAPACITY at `max_remote_regions`.
  * Undefined behaviour unless: `e` lives; `blob` is readable for `len` bytes; `out` is writable.
  */
@@ -613,9 +614,8 @@ kvr_status kvr_region_forget(struct kvr_engine *e, kvr_region remote);
 /* Makes a table of `n` descriptors, addressed by their place in the list, all of one side: local
  * regions, or remote regions of one peer. The list is copied.
  *
- * Errors: KVR_ERR_NOT_REGISTERED for one outside its region (the text has its index);
- * KVR_ERR_STALE and KVR_ERR_INVALID for its region; KVR_ERR_CAPACITY at `max_tables`;
- * KVR_ERR_NO_MEMORY at `max_bytes`.
+ * Regions and ranges are looked at when a transfer is prepared, not here.
+ * Errors: KVR_ERR_CAPACITY at `max_tables`; KVR_ERR_NO_MEMORY at `max_bytes`.
  * Undefined behaviour unless: `e` lives; `descs` is readable for `n` items; `out` is writable.
  */
 kvr_status kvr_table_create(struct kvr_engine *e, const struct kvr_desc *descs, size_t n,
@@ -640,9 +640,10 @@ kvr_status kvr_table_destroy(struct kvr_engine *e, kvr_table t);
  * pairs: only the message is sent. The lists are copied. Contiguous pairs become one work request.
  *
  * Ownership: the handle is the caller's, until kvr_transfer_release().
- * Errors: KVR_ERR_MISMATCH when the list lengths or the lengths of a pair differ, KVR_ERR_RANGE
- * for an index (the text names it and its place); KVR_ERR_CAPACITY at `max_transfers`;
- * KVR_ERR_NO_MEMORY at `max_bytes`; KVR_ERR_INVALID and KVR_ERR_STALE for a handle.
+ * Errors: KVR_ERR_MISMATCH when the list lengths or the lengths of a pair differ; KVR_ERR_RANGE
+ * for an index; KVR_ERR_NOT_REGISTERED for a descriptor outside its region (the texts name the
+ * place in the list); KVR_ERR_INVALID and KVR_ERR_STALE for a handle or a descriptor's region;
+ * KVR_ERR_CAPACITY at `max_transfers`; KVR_ERR_NO_MEMORY at `max_bytes`.
  * Undefined behaviour unless: `e` lives; `local_idx` and `remote_idx` are readable for `local_n`
  * and `remote_n` items; `out` is writable.
  */
@@ -652,7 +653,7 @@ kvr_status kvr_transfer_prepare(struct kvr_engine *e, uint32_t direction, kvr_pe
 
 /* The same from two lists of descriptors, without tables. The lists are copied.
  *
- * Errors: as kvr_transfer_prepare(); KVR_ERR_NOT_REGISTERED for a descriptor outside its region.
+ * Errors: as kvr_transfer_prepare().
  * Undefined behaviour unless: `e` lives; `local` and `remote` are readable for `local_n` and
  * `remote_n` items; `out` is writable.
  */

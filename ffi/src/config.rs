@@ -5,6 +5,7 @@ use core::mem::{offset_of, size_of_val};
 
 use kvrail_core::host::config::Config;
 use kvrail_core::host::error::{Error, Result};
+use kvrail_core::host::log::warn;
 use kvrail_core::status::Status;
 
 use crate::barrier::{guard, guard_len};
@@ -186,6 +187,7 @@ pub unsafe extern "C" fn kvr_config_init(cfg: *mut kvr_config, struct_size: usiz
 }
 
 /// Applies every KVRAIL_<PARAMETER> of the environment to `cfg`; after an error `cfg` is as it was.
+/// An empty value counts as not set. A KVRAIL_ variable that nobody knows is a warning in the log.
 ///
 /// Threads: reads the environment, so no thread may call setenv() meanwhile.
 /// Errors: KVR_ERR_CONFIG for a bad value; KVR_ERR_INVALID for a bad `cfg`.
@@ -195,15 +197,12 @@ pub unsafe extern "C" fn kvr_config_init(cfg: *mut kvr_config, struct_size: usiz
 #[no_mangle]
 pub unsafe extern "C" fn kvr_config_env(cfg: *mut kvr_config) -> kvr_status {
     guard("kvr_config_env", || {
+        let apply = |config: &mut Config| {
+            config.apply_env()?.iter().for_each(|warning| warn(warning));
+            Ok(())
+        };
         // SAFETY: F4, this function's own promise.
-        unsafe {
-            update(cfg, |config| {
-                for warning in config.apply_env()? {
-                    kvrail_core::host::log::warn(&warning);
-                }
-                Ok(())
-            })
-        }
+        unsafe { update(cfg, apply) }
     })
 }
 

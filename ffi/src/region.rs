@@ -82,7 +82,7 @@ pub unsafe extern "C" fn kvr_region_metadata(
 
 /// Makes a remote region from a blob of kvr_region_metadata() of peer `p`. The blob is copied.
 ///
-/// Errors: KVR_ERR_BLOB_TRUNCATED, KVR_ERR_BLOB_FOREIGN, KVR_ERR_BLOB_VERSION; KVR_ERR_MISMATCH for
+/// Errors: KVR_ERR_BLOB_TRUNCATED, KVR_ERR_BLOB_FOREIGN, KVR_ERR_BLOB_VERSION; KVR_ERR_STALE for
 /// another peer's blob; KVR_ERR_CAPACITY at `max_remote_regions`.
 ///
 /// # Safety

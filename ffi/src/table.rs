@@ -10,9 +10,8 @@ use crate::types::{kvr_desc, kvr_status, kvr_stride, kvr_table};
 /// Makes a table of `n` descriptors, addressed by their place in the list, all of one side: local
 /// regions, or remote regions of one peer. The list is copied.
 ///
-/// Errors: KVR_ERR_NOT_REGISTERED for one outside its region (the text has its index);
-/// KVR_ERR_STALE and KVR_ERR_INVALID for its region; KVR_ERR_CAPACITY at `max_tables`;
-/// KVR_ERR_NO_MEMORY at `max_bytes`.
+/// Regions and ranges are looked at when a transfer is prepared, not here.
+/// Errors: KVR_ERR_CAPACITY at `max_tables`; KVR_ERR_NO_MEMORY at `max_bytes`.
 ///
 /// # Safety
 /// `e` lives; `descs` is readable for `n` items; `out` is writable.

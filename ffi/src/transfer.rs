@@ -26,9 +26,10 @@ fn parse(direction: u32) -> Result<Direction> {
 /// pairs: only the message is sent. The lists are copied. Contiguous pairs become one work request.
 ///
 /// Ownership: the handle is the caller's, until kvr_transfer_release().
-/// Errors: KVR_ERR_MISMATCH when the list lengths or the lengths of a pair differ, KVR_ERR_RANGE
-/// for an index (the text names it and its place); KVR_ERR_CAPACITY at `max_transfers`;
-/// KVR_ERR_NO_MEMORY at `max_bytes`; KVR_ERR_INVALID and KVR_ERR_STALE for a handle.
+/// Errors: KVR_ERR_MISMATCH when the list lengths or the lengths of a pair differ; KVR_ERR_RANGE
+/// for an index; KVR_ERR_NOT_REGISTERED for a descriptor outside its region (the texts name the
+/// place in the list); KVR_ERR_INVALID and KVR_ERR_STALE for a handle or a descriptor's region;
+/// KVR_ERR_CAPACITY at `max_transfers`; KVR_ERR_NO_MEMORY at `max_bytes`.
 ///
 /// # Safety
 /// `e` lives; `local_idx` and `remote_idx` are readable for `local_n` and `remote_n` items; `out`
@@ -63,7 +64,7 @@ pub unsafe extern "C" fn kvr_transfer_prepare(
 
 /// The same from two lists of descriptors, without tables. The lists are copied.
 ///
-/// Errors: as kvr_transfer_prepare(); KVR_ERR_NOT_REGISTERED for a descriptor outside its region.
+/// Errors: as kvr_transfer_prepare().
 ///
 /// # Safety
 /// `e` lives; `local` and `remote` are readable for `local_n` and `remote_n` items; `out` is

@@ -258,12 +258,15 @@ impl Control {
             return Err(Error::new(Status::Busy, "both sides dial, and this side's dial stays"));
         }
         let title = entry.title();
+        if entry.socket.as_ref().is_some_and(|s| !is_closed(s.as_raw_fd())) {
+            // A dial that crossed ours. Had the peer given the connection up, its end would have come before this dial.
+            return Err(Error::new(Status::Busy, "connected already, by the other side's dial"));
+        }
         entry.parked = None;
         // If both dial, theirs stays: ours is dropped at its next step.
         entry.dialling = false;
         entry.wanted = false;
         if shared.core.peer_state(index).link == Link::Up {
-            // It would not dial if it still had the old connection.
             let why = Error::new(Status::Disconnected, format!("{title} connected anew"));
             peers.close(&shared.core, index, &why);
         }
@@ -344,6 +347,9 @@ impl Control {
             log::log(log::Level::Debug, &format!("a connection was refused: {why}"));
             return;
         };
+        if conn.role() == Role::Acceptor && self.shared.core.peer_state(index).link == Link::Up {
+            return;
+        }
         if conn.role() == Role::Acceptor {
             log::warn(&format!("{} could not connect: {why}", peers.entry(index).title()));
             if peers.entry(index).blob.is_none() && peers.entry(index).socket.is_none() {
@@ -370,9 +376,7 @@ impl Control {
         let mut gone: Vec<u32> = std::iter::from_fn(|| shared.core.next_broken()).collect();
         let mut peers = shared.peers();
         for (index, fd) in peers.sockets() {
-            let mut file = [sys::interest(fd, libc::POLLRDHUP)];
-            sys::wait(&mut file, 0);
-            if file[0].revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
+            if is_closed(fd) {
                 gone.push(index);
             }
         }
@@ -417,6 +421,13 @@ impl Control {
         shared.share.die();
         shared.changed.notify_all();
     }
+}
+
+/// True when the other side has closed a connection.
+fn is_closed(fd: i32) -> bool {
+    let mut file = [sys::interest(fd, libc::POLLRDHUP)];
+    sys::wait(&mut file, 0);
+    file[0].revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
 /// The other side proved the secret: this side proves the rail, by a read through the driver, and says so.

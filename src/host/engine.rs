@@ -331,7 +331,7 @@ impl Engine {
         }
         let handle = shared.core.local.open(addr, len, SELF, (0, 0)).ok_or_else(|| {
             let max = shared.core.local.capacity();
-            let text = format!("all {max} regions are registered: raise KVRAIL_MAX_REGIONS");
+            let text = format!("all {max} regions are registered: raise max_regions");
             Error::new(Status::Capacity, text)
         })?;
         shared.share.open(handle.index(), handle.generation());
@@ -417,8 +417,15 @@ impl Engine {
 
     /// Makes a peer's region usable in descriptors.
     pub fn region_import(&self, peer: u64, blob: &[u8]) -> Result<Handle> {
-        let blob = RegionBlob::decode(blob)?;
         let (index, _) = self.peer(peer)?;
+        let blob = RegionBlob::decode(blob)?;
+        if blob.mem != 0 {
+            let text = format!(
+                "the region is of memory kind {}; transport local reaches host memory (0) only",
+                blob.mem
+            );
+            return Err(Error::new(Status::Unsupported, text));
+        }
         let peers = self.shared.peers();
         let entry = &peers.entries[index as usize];
         if entry.incarnation != blob.incarnation {
@@ -443,7 +450,7 @@ impl Engine {
         remote.open(at.0, at.1, peer, target).ok_or_else(|| {
             let max = remote.capacity();
             let text = format!("all {max} imported regions are in use: forget some, or raise ");
-            Error::new(Status::Capacity, text + "KVRAIL_MAX_REMOTE_REGIONS")
+            Error::new(Status::Capacity, text + "max_remote_regions")
         })
     }
 
@@ -523,7 +530,7 @@ impl Engine {
             unsafe { prepare::free_body(&self.shared.pool, &body) };
             let max = self.shared.core.limits().transfers;
             let text = format!("all {max} transfers are prepared: release some, or raise ");
-            Error::new(Status::Capacity, text + "KVRAIL_MAX_TRANSFERS")
+            Error::new(Status::Capacity, text + "max_transfers")
         })
     }
 
@@ -572,7 +579,7 @@ impl Engine {
         let all = self.shared.core.limits().blocks();
         let text = format!(
             "{used} of {all} outgoing message blocks of 256 bytes are in use: the peers must take \
-             their notifications, or raise KVRAIL_MESSAGE_BYTES"
+             their notifications, or raise message_bytes"
         );
         Error::new(Status::Capacity, text)
     }

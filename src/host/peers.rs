@@ -93,7 +93,7 @@ impl Peers {
         let Some(index) = free else {
             let text = format!(
                 "{} peers are in use, no more than {} are allowed: remove peers, or raise \
-                 KVRAIL_MAX_PEERS",
+                 max_peers",
                 self.used(),
                 self.entries.len() - 1
             );

@@ -100,7 +100,7 @@ fn copied<T: Copy>(
 
 fn full(e: Full) -> Error {
     let text = format!("{} are used up; the limit is {}", e.what, e.limit);
-    Error::new(e.status, format!("{text}: raise KVRAIL_MAX_BYTES, or release transfers or tables"))
+    Error::new(e.status, format!("{text}: raise max_bytes (KVRAIL_MAX_BYTES), or release transfers or tables"))
 }
 
 /// The tables of an engine.
@@ -125,7 +125,7 @@ impl Tables {
                 slots.len() - 1
             }
             None => {
-                let text = format!("all {} tables are in use: raise KVRAIL_MAX_TABLES", self.max);
+                let text = format!("all {} tables are in use: raise max_tables", self.max);
                 return Err(Error::new(Status::Capacity, text));
             }
         };

@@ -242,26 +242,36 @@ static void all_say(kvr_engine *e, kvr_status want) {
 
 /* Numbers that were never handles, for every function that takes one. */
 static void bad_handles(kvr_engine *e, uint64_t bad) {
+    static char memory[64];
+    char blob[1024];
     kvr_peer self = 0;
+    kvr_region region = 0;
+    kvr_table table = 0, strided = 0;
     kvr_desc desc = {1, 1, 0, bad};
     kvr_stride stride = {1, 1, 1, 1, bad};
     uint32_t index = 0;
     uint64_t out = 1;
-    size_t len = 0;
+    size_t len = 0, blob_len = sizeof blob;
     kvr_transfer_info info = {.struct_size = sizeof info};
 
     IS(kvr_peer_self(e, &self), KVR_OK);
+    IS(kvr_region_register(e, (uintptr_t)memory, sizeof memory, KVR_MEM_HOST, &region), KVR_OK);
+    IS(kvr_region_metadata(e, region, blob, &blob_len), KVR_OK);
     REFUSED(kvr_peer_connect(e, bad, 1));
     REFUSED(kvr_peer_state(e, bad));
     REFUSED(kvr_peer_remove(e, bad));
     REFUSED(kvr_region_deregister(e, bad, 0));
     REFUSED(kvr_region_metadata(e, bad, NULL, &len));
-    REFUSED(kvr_region_import(e, bad, "x", 1, &out));
+    REFUSED(kvr_region_import(e, bad, blob, blob_len, &out));
     REFUSED(kvr_region_import_self(e, bad, &out));
     TRUE(out == 0);
     REFUSED(kvr_region_forget(e, bad));
-    REFUSED(kvr_table_create(e, &desc, 1, &out));
-    REFUSED(kvr_table_create_strided(e, &stride, 1, &out));
+    /* A table's regions are looked at when it is used. */
+    IS(kvr_table_create(e, &desc, 1, &table), KVR_OK);
+    IS(kvr_table_create_strided(e, &stride, 1, &strided), KVR_OK);
+    REFUSED(kvr_transfer_prepare(e, KVR_READ, self, table, &index, 1, strided, &index, 1, &out));
+    IS(kvr_table_destroy(e, table), KVR_OK);
+    IS(kvr_table_destroy(e, strided), KVR_OK);
     REFUSED(kvr_table_destroy(e, bad));
     REFUSED(kvr_transfer_prepare(e, KVR_READ, bad, bad, &index, 1, bad, &index, 1, &out));
     REFUSED(kvr_transfer_prepare(e, KVR_READ, self, bad, &index, 1, bad, &index, 1, &out));
@@ -272,6 +282,7 @@ static void bad_handles(kvr_engine *e, uint64_t bad) {
     REFUSED(kvr_transfer_release(e, bad));
     REFUSED(kvr_transfer_info_get(e, bad, &info));
     REFUSED(kvr_notify(e, bad, "x", 1));
+    IS(kvr_region_deregister(e, region, 0), KVR_OK);
 }
 
 /* Pointers and lengths. */
@@ -319,7 +330,7 @@ static void bad_pointers(kvr_engine *e) {
     IS(kvr_region_register(e, (uintptr_t)blob, sizeof blob, KVR_MEM_HOST, NULL), KVR_ERR_INVALID);
     IS(kvr_region_register(e, (uintptr_t)blob, 0, KVR_MEM_HOST, &region), KVR_ERR_INVALID);
     IS(kvr_region_register(e, UINT64_MAX, 2, KVR_MEM_HOST, &region), KVR_ERR_INVALID);
-    IS(kvr_region_register(e, (uintptr_t)blob, 8, 99, &region), KVR_ERR_INVALID);
+    IS(kvr_region_register(e, (uintptr_t)blob, 8, 99, &region), KVR_ERR_UNSUPPORTED);
     IS(kvr_region_register(e, (uintptr_t)blob, 8, KVR_MEM_DEVICE, &region), KVR_ERR_UNSUPPORTED);
     IS(kvr_region_register(e, (uintptr_t)blob, sizeof blob, KVR_MEM_HOST, &region), KVR_OK);
     IS(kvr_region_deregister(e, region, 0x10), KVR_ERR_INVALID);

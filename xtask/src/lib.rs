@@ -18,7 +18,7 @@ impl fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl core::error::Error for Failure {}
 
 /// The workspace's root.
 pub fn root() -> PathBuf {
