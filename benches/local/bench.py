@@ -45,10 +45,14 @@ def parse():
         parser.error(f"--backends is {','.join(args.backends)}, known are RBLN and UCX")
     labels = list(SHAPES)
     try:
-        args.shapes = [labels[int(part) - 1] for part in (args.shapes or "1,2,3,4").split(",")]
+        numbers = [int(part) for part in (args.shapes or "1,2,3,4").split(",")]
+        args.shapes = [dict(enumerate(labels, 1))[number] for number in numbers]
         args.param = dict(part.split("=", 1) for part in args.param)
-    except (ValueError, IndexError) as error:
-        parser.error(f"--shapes or --param cannot be read: {error}")
+    except (ValueError, KeyError) as error:
+        parser.error(
+            f"--shapes (numbers from 1 to {len(labels)}) or --param (KEY=VALUE) cannot be read: "
+            f"{error}"
+        )
     if args.pairs < 1 or args.budget <= 0:
         parser.error(f"--pairs is {args.pairs} and --budget {args.budget}: both must be positive")
     return args

@@ -5,7 +5,6 @@ import ctypes
 import errno
 import gc
 import os
-import signal
 import sys
 import time
 
@@ -142,7 +141,6 @@ def rounds(budget, seconds):
 
 
 def main():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = ChildLink(int(sys.argv[2]), int(sys.argv[3]))
     peer = Peer(sys.argv[1], link)
     code = 0

@@ -1,11 +1,21 @@
-"""`python -m kvrail_demo`. Signals become an exit code first, so that no import shows a traceback."""
+"""`python -m kvrail_demo`. Signals come first, so that not even an import shows a traceback."""
 
+import _signal  # `signal` itself takes long enough to import for a Ctrl-C to hit it
+import os
 import sys
 
-from kvrail_demo import signals
+
+def _too_early(signum, _frame):
+    os._exit(128 + signum)
+
+
+for _signum in (_signal.SIGHUP, _signal.SIGTERM, _signal.SIGINT):
+    _signal.signal(_signum, _too_early)
 
 
 def run():
+    from kvrail_demo import signals
+
     try:
         signals.install()
         from kvrail_demo.cli import main

@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from kvrail_demo.signals import ENDING
 from kvrail_demo.wire import Lines, send
 
 END_S = 5.0  # what a worker gets to end by itself before it is killed
@@ -19,6 +20,7 @@ class ChildFailed(Exception):
 
 
 def _ignore_interrupt():
+    # Ctrl-C reaches the whole process group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -90,11 +92,8 @@ class Children:
         return self
 
     def __exit__(self, *_exc):
-        # A second signal must not stop this: it is bounded.
-        old = {
-            signum: signal.signal(signum, signal.SIG_IGN)
-            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
+        # A signal must not stop this: it is bounded.
+        old = {signum: signal.signal(signum, signal.SIG_IGN) for signum in ENDING}
         try:
             for child in self.all.values():
                 os.close(child.commands)  # a worker ends when its parent's end closes

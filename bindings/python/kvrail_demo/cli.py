@@ -29,6 +29,8 @@ def parse(argv):
         prog="kvrail_demo",
         description="Moves the KV cache of one request from a prefill to a decode process: two "
         "NIXL agents, backend RBLN. Every byte is checked. One rank of a tp group is moved.",
+        epilog="Exit status: 0 moved and checked, 1 failed, 2 could not start, 128 + n ended by "
+        "signal n. KVRAIL_LOG or NIXL_LOG_LEVEL show what both processes log.",
     )
     add = parser.add_argument
     add("--model", choices=geometry.MODELS, default="qwen3-0.6b", help="default: %(default)s")

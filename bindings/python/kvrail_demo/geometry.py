@@ -6,6 +6,8 @@ from pathlib import Path
 BF16 = 2
 # Two Python processes with numpy and NIXL, their scratch blocks and their agents, measured.
 FIXED_BYTES = 320 << 20
+# NIXL's tables on the initiator, for each block of either side, and numpy's copy of them.
+TABLE_BYTES = 160
 
 
 class DoesNotFit(Exception):
@@ -58,8 +60,8 @@ class Plan:
     @property
     def memory(self):
         """Bytes that both processes take together."""
-        blocks = self.prefill_blocks + self.decode_blocks
-        return self.layers * blocks * self.block_bytes + FIXED_BYTES
+        blocks = self.layers * (self.prefill_blocks + self.decode_blocks)
+        return blocks * (self.block_bytes + TABLE_BYTES) + FIXED_BYTES
 
     def blocks(self, role):
         return self.prefill_blocks if role == "prefill" else self.decode_blocks

@@ -2,6 +2,8 @@
 
 import signal
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Interrupted(BaseException):
     """A signal asked us to stop; `code` is the exit status a shell expects for it."""
@@ -12,9 +14,12 @@ class Interrupted(BaseException):
 
 
 def _raise(signum, _frame):
+    # The first one ends us, within a bound; more of them must not stop that.
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
     raise Interrupted(signum)
 
 
 def install():
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in ENDING:
         signal.signal(signum, _raise)

@@ -9,7 +9,6 @@ import base64
 import gc
 import json
 import os
-import signal
 import sys
 import time
 import uuid
@@ -306,8 +305,6 @@ def shorten(texts, most=4):
 
 
 def main():
-    # Ctrl-C reaches the whole process group; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = ChildLink(int(sys.argv[2]), int(sys.argv[3]))
     start = link.wait("start", 60)
     try:
