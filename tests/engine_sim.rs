@@ -323,8 +323,8 @@ fn a_fast_rail_carries_more_in_proportion() {
     let mut rng = Rng::new(seed(9));
     let port = PortConfig { depth: 16, credits: 16, batch_ops: 4, ..PORT };
     let case = Case::new(with_port(lanes(2), port), Direction::Read, &mut rng, 4_000, 2_000);
-    case.port(0, |p| p.set_speed(1, 4 * 512, 1));
-    case.port(1, |p| p.set_speed(1, 512, 1));
+    case.port(0, |p| p.set_speed(1, 4 * 64, 1));
+    case.port(1, |p| p.set_speed(1, 64, 1));
     case.post(None);
     assert_eq!(case.finish(), Status::Ok);
     case.verify();
