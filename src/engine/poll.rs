@@ -94,7 +94,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         index: u32,
         slot: &Slot,
     ) -> Option<(Body, Claim)> {
-        let Some(mut seen) = slot.cursor.look() else {
+        let Some(mut seen) = slot.look() else {
             self.retract(lane, index);
             return None;
         };
