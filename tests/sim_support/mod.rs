@@ -98,6 +98,9 @@ pub struct World {
     _blocks: Vec<Block>,
 }
 
+// SAFETY: engines and fabric are made to be shared; the pointers are for dropping only.
+unsafe impl Sync for World {}
+
 impl Drop for World {
     fn drop(&mut self) {
         self.engines.clear();

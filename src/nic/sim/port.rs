@@ -125,6 +125,7 @@ pub struct SimPort<'m> {
     ring: &'m mut [Wr],
     next: usize,
     rng: Rng,
+    fulls: u64,
 }
 
 impl<'m> SimPort<'m> {
@@ -152,7 +153,7 @@ impl<'m> SimPort<'m> {
             bytes: 0,
         })?;
         let ring = arena.array(peers as usize * config.depth as usize, |_| Wr::EMPTY)?;
-        Some(SimPort { fabric, engine, config, qps, ring, next: 0, rng: Rng::new(config.seed) })
+        Some(SimPort { fabric, engine, config, qps, ring, next: 0, rng: Rng::new(config.seed), fulls: 0 })
     }
 
     /// State of the queue pair to `peer`.
@@ -212,6 +213,11 @@ impl<'m> SimPort<'m> {
     /// Work requests in the queue to `peer`.
     pub fn queued(&self, peer: u32) -> u32 {
         self.qps.get(peer as usize).map_or(0, |q| q.count)
+    }
+
+    /// Posts that were cut short because the queue was full.
+    pub const fn fulls(&self) -> u64 {
+        self.fulls
     }
 
     /// Bytes that the rail to `peer` has carried.
@@ -340,6 +346,7 @@ impl Port for SimPort<'_> {
             qp.count += 1;
         }
         if take < n {
+            self.fulls += 1;
             return Err((take, PostError::Full));
         }
         Ok(())
