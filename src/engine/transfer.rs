@@ -2,7 +2,7 @@
 
 use crate::engine::core::Core;
 use crate::engine::peer::Link;
-use crate::engine::slot::{Body, RegionRef};
+use crate::engine::slot::{Body, RegionRef, Slot};
 use crate::engine::stack::NONE;
 use crate::engine::state::{Phase, State};
 use crate::handle::{Handle, Kind};
@@ -73,6 +73,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             slot.state.change(posting, posting.to(state.phase, state.status));
             Err(status)
         };
+        // Whoever closes a region closes it first and then looks for transfers that are posting or active (`quiesce`); we
+        // say first that we are posting and then look whether all is open.
+        fence(Ordering::SeqCst);
+        if !self.regions_open(&body) {
+            return refuse(Status::Stale);
+        }
         let peer = self.peer_state(body.peer);
         if peer.generation != body.peer_generation {
             return refuse(Status::Stale);
@@ -90,14 +96,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         slot.message.store(note, Ordering::Release);
         slot.cursor.open();
         slot.state.change(posting, posting.to(Phase::Active, Status::InProgress));
-        // Whoever closes a region or a peer closes it first and then looks for active transfers; we are active first
-        // and then look whether all is open.
+        // Whoever closes a peer closes it first, then looks for active transfers, then closes its rails, which ends every
+        // claim; we are active first and then look whether it is there.
         fence(Ordering::SeqCst);
         let peer = self.peer_state(body.peer);
         if peer.link == Link::Dead || peer.generation != body.peer_generation {
             slot.end(if peer.status.is_err() { peer.status } else { Status::Disconnected });
-        } else if !self.regions_open(&body) {
-            slot.end(Status::Stale);
         } else if body.n_ops == 0 {
             slot.arrived(0, 0);
         } else {
@@ -220,8 +224,10 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     pub fn quiesce(&self, region: RegionRef) -> Result<(), Status> {
         fence(Ordering::SeqCst);
         self.end_where(Status::Cancelled, |body| uses(body, region));
-        // Those that were ended (by us or anybody) may still have claims in flight until they are past `Ending`.
-        if self.slots.iter().any(|s| s.state.load().phase == Phase::Ending) {
+        // Those that were ended (by us or anybody) may still have claims in flight until they are past `Ending`; one that is
+        // being posted may have found the region open, and rails may claim of it before it could be ended.
+        let unsettled = |s: &Slot| matches!(s.state.load().phase, Phase::Ending | Phase::Posting);
+        if self.slots.iter().any(unsettled) {
             return Err(Status::Busy);
         }
         Ok(())
