@@ -367,7 +367,7 @@ impl Control {
             return;
         }
         let title = peers.entry(index).title();
-        self.give_up(&mut peers, index, Error::new(why.status, format!("{title}: {why}")));
+        self.give_up(&mut peers, index, Error::new(why.status, format!("{title}: {}", why.message)));
     }
 
     /// Peers whose stream was closed or broke: what they sent before is read, then they are dead.

@@ -1,0 +1,440 @@
+//! The `local` driver between real processes: recycled process numbers, dead peers, forbidden copies, and memory that is
+//! handed back while a peer writes.
+//!
+//! A child is this very test binary, started again with `KVRAIL_TEST_ROLE`; `child()` is then its only test.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
+use kvrail::host::config::Config;
+use kvrail::host::engine::Engine;
+use kvrail::nic::local::{LocalPort, Offer, PeerMemory, Share};
+use kvrail::nic::{Batch, Keys, Port, RemoteKey, WrStatus};
+use kvrail::status::Status;
+use kvrail::table::{Desc, Direction, Op};
+
+const BYTES: usize = 64 << 10;
+/// Only against hangs.
+const HANG: Duration = Duration::from_secs(60);
+
+// ---- children ----
+
+fn start(role: &str, user: Option<u32>) -> Child {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args(["child", "--exact", "--nocapture", "--test-threads=1"])
+        .env("KVRAIL_TEST_ROLE", role)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    if let Some(uid) = user {
+        command.uid(uid).gid(uid).current_dir("/");
+    }
+    command.spawn().unwrap()
+}
+
+/// The child's next line that is meant for us.
+fn line(child: &mut BufReader<std::process::ChildStdout>) -> Vec<String> {
+    let mut text = String::new();
+    loop {
+        text.clear();
+        assert_ne!(child.read_line(&mut text).unwrap(), 0, "the child ended early");
+        if let Some((_, rest)) = text.trim_end().split_once("@ ") {
+            return rest.split(' ').map(str::to_owned).collect();
+        }
+    }
+}
+
+fn stop(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
+}
+
+/// Runs a role when this binary is a child, and is an empty test otherwise.
+#[test]
+fn child() {
+    match std::env::var("KVRAIL_TEST_ROLE").as_deref() {
+        Ok("share") => child_share(),
+        Ok("target") => child_target(),
+        Ok("undumpable") => {
+            // SAFETY: plain numbers.
+            unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
+            child_target();
+        }
+        Ok("reader") => child_reader(),
+        Ok("writer") => child_writer(),
+        _ => {}
+    }
+}
+
+fn wait_for_the_end() {
+    let mut rest = Vec::new();
+    std::io::stdin().read_to_end(&mut rest).unwrap();
+}
+
+fn ask() -> String {
+    let mut text = String::new();
+    std::io::stdin().read_line(&mut text).unwrap();
+    text.trim_end().to_owned()
+}
+
+/// A target without an engine: shared memory and a buffer.
+fn child_share() {
+    let mut seed = 0x9e37_79b9_7f4a_7c15u64 ^ u64::from(std::process::id());
+    let share = Share::new(2, 4, *b"cookiecookiecook", move || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        seed >> 8
+    })
+    .unwrap();
+    share.live_with_this_thread();
+    share.open(0, 1);
+    let buffer = vec![1u8; BYTES];
+    let o = share.offer(1);
+    println!("@ {} {} {} {}", o.pid, o.fd, o.guard, buffer.as_ptr() as u64);
+    wait_for_the_end();
+}
+
+fn child_target() {
+    let e = engine("target");
+    let buffer = vec![7u8; BYTES];
+    let r = e.register(buffer.as_ptr() as u64, BYTES as u64, 0).unwrap();
+    let region = e.region_metadata(r.raw()).unwrap();
+    println!("@ {} {} {}", hex(e.metadata()), hex(&region), buffer.as_ptr() as u64);
+    wait_for_the_end();
+}
+
+/// Tries to connect, and prints how that ended.
+fn child_reader() {
+    let e = engine("reader");
+    let peer = e.peer_add(&unhex(&ask()), None).unwrap();
+    match e.peer_connect(peer.raw(), HANG) {
+        Ok(()) => println!("@ connected"),
+        Err(e) => println!("@ {:?} {}", e.status, hex(e.message.as_bytes())),
+    }
+    wait_for_the_end();
+}
+
+/// Writes its pattern into a target's region again and again, until it fails.
+fn child_writer() {
+    let e = engine("writer");
+    let words: Vec<String> = ask().split(' ').map(str::to_owned).collect();
+    let peer = e.peer_add(&unhex(&words[0]), None).unwrap();
+    e.peer_connect(peer.raw(), HANG).unwrap();
+    let far = e.region_import(peer.raw(), &unhex(&words[1])).unwrap();
+    let (addr, len): (u64, u64) = (words[2].parse().unwrap(), words[3].parse().unwrap());
+    let own = vec![0x55u8; len as usize];
+    let near = e.register(own.as_ptr() as u64, len, 0).unwrap();
+    let local = Desc { addr: own.as_ptr() as u64, len, dev: 0, region: near.raw() };
+    let remote = Desc { addr, len, dev: 0, region: far.raw() };
+    let t = e.prepare_descs(Direction::Write, peer.raw(), &[local], &[remote]).unwrap().raw();
+    println!("@ writing");
+    while e.post(t, None).and_then(|_| finish(&e, t)).is_ok() {}
+    println!("@ stopped");
+    wait_for_the_end();
+}
+
+// ---- helpers ----
+
+fn engine(name: &str) -> Engine {
+    Engine::new(Config { name: name.into(), ..Config::default() }).unwrap()
+}
+
+fn finish(e: &Engine, t: u64) -> kvrail::host::error::Result<Status> {
+    let until = Instant::now() + HANG;
+    loop {
+        match e.check(t)? {
+            Status::InProgress => assert!(Instant::now() < until, "hang"),
+            s => return Ok(s),
+        }
+    }
+}
+
+struct OneKey(RemoteKey);
+
+impl Keys for OneKey {
+    fn remote(&self, _: u32) -> RemoteKey {
+        self.0
+    }
+}
+
+/// One lane connected to one peer's memory.
+struct Rig {
+    port: LocalPort<'static>,
+    memory: PeerMemory,
+    key: OneKey,
+    remote: u64,
+    buffer: Vec<u8>,
+}
+
+impl Rig {
+    fn new(offer: &Offer, remote: u64) -> Rig {
+        let bytes = vec![0u128; 16 << 10].leak();
+        let at = bytes.as_mut_ptr().cast::<u8>();
+        let at = NonNull::new(at.wrapping_add(at.align_offset(BLOCK_ALIGN))).unwrap();
+        // SAFETY: leaked above, and larger than this.
+        let mut arena = unsafe { Arena::over(at, 200 << 10) };
+        let mut port = LocalPort::new(&mut arena, 2).unwrap();
+        let memory = PeerMemory::attach(offer).unwrap();
+        port.connect(1, memory);
+        let key = OneKey(RemoteKey { slot: 0, generation: 1, base: remote, len: BYTES as u64 });
+        Rig { port, memory, key, remote, buffer: vec![0xEE; BYTES] }
+    }
+
+    fn go(&mut self, direction: Direction) -> WrStatus {
+        let op = Op {
+            local: self.buffer.as_ptr() as u64,
+            remote: self.remote,
+            len: BYTES as u32,
+            local_region: 0,
+            remote_region: 0,
+            pair: 0,
+        };
+        let batch = Batch { peer: 1, direction, ops: &[op], first_wr: 0, keys: &self.key };
+        self.port.post(&batch).unwrap();
+        self.port.poll().unwrap().status
+    }
+}
+
+/// A process with exactly this number, which maps `BYTES` bytes of 0x5A at `at` and waits. `None`: the kernel does not let
+/// us choose the number.
+fn stranger(pid: i32, at: u64) -> Option<i32> {
+    #[repr(C)]
+    struct CloneArgs([u64; 11]);
+    let set_tid = [pid];
+    let mut args = CloneArgs([0; 11]);
+    args.0[4] = libc::SIGCHLD as u64;
+    args.0[8] = set_tid.as_ptr() as u64;
+    args.0[9] = 1;
+    // SAFETY: like fork: the child below makes system calls only.
+    let got = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, 88usize) };
+    if got == 0 {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the child's own memory, which nothing else of it uses; it does nothing but wait.
+        unsafe {
+            let page = at & !4095;
+            let p = libc::mmap(page as *mut _, BYTES + 8192, rw, kind, -1, 0);
+            libc::memset(p, 0x5A, BYTES + 8192);
+            libc::raise(libc::SIGSTOP);
+            libc::_exit(0);
+        }
+    }
+    (got == i64::from(pid)).then_some(pid)
+}
+
+fn peek(pid: i32, at: u64) -> Vec<u8> {
+    let mut bytes = vec![0u8; BYTES];
+    let l = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: BYTES };
+    let r = libc::iovec { iov_base: at as *mut _, iov_len: BYTES };
+    // SAFETY: one element each, of the buffer's size.
+    let n = unsafe { libc::process_vm_readv(pid, &raw const l, 1, &raw const r, 1, 0) };
+    assert_eq!(n, BYTES as isize);
+    bytes
+}
+
+// ---- tests ----
+
+#[test]
+fn a_recycled_process_number_is_never_written_and_its_data_never_believed() {
+    let mut target = start("share", None);
+    let mut out = BufReader::new(target.stdout.take().unwrap());
+    let words: Vec<u64> = line(&mut out).iter().map(|w| w.parse().unwrap()).collect();
+    let offer = Offer {
+        pid: words[0] as u32,
+        fd: words[1] as u32,
+        guard: words[2],
+        cookie: *b"cookiecookiecook",
+        peers: 2,
+        regions: 4,
+        row: 1,
+    };
+    let mut rig = Rig::new(&offer, words[3]);
+    assert_eq!(rig.go(Direction::Write), WrStatus::Success);
+    assert_eq!(peek(offer.pid as i32, words[3]), rig.buffer, "the write must have arrived");
+    assert!(rig.memory.is_alive());
+    stop(target);
+    assert!(!rig.memory.is_alive(), "the kernel marks the life word");
+    let pid = offer.pid as i32;
+    let Some(_) = stranger(pid, words[3]) else {
+        println!("SKIPPED: clone3 with a chosen process number is not allowed here");
+        return;
+    };
+    let mut status = 0;
+    // SAFETY: our own child; returns when it has filled its memory and stopped itself.
+    unsafe { libc::waitpid(pid, &raw mut status, libc::WUNTRACED) };
+    let written = rig.go(Direction::Write);
+    let read = rig.go(Direction::Read);
+    let canary = peek(pid, words[3]);
+    // SAFETY: our own child.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, &raw mut status, 0);
+    }
+    assert_eq!((written, read), (WrStatus::RailError, WrStatus::RailError));
+    assert!(canary.iter().all(|&b| b == 0x5A), "a stranger's memory was written");
+}
+
+#[test]
+fn a_withdrawn_region_is_not_entered() {
+    let mut seed = 1;
+    let share = Share::new(2, 4, [9; 16], move || {
+        seed += 0x1357_9bdf_1234;
+        seed
+    })
+    .unwrap();
+    std::thread::scope(|s| {
+        let (tell, told) = std::sync::mpsc::channel::<()>();
+        let (ready, wait) = std::sync::mpsc::channel::<()>();
+        let share = &share;
+        s.spawn(move || {
+            share.live_with_this_thread();
+            ready.send(()).unwrap();
+            told.recv().unwrap();
+        });
+        wait.recv().unwrap();
+        share.open(0, 1);
+        let theirs = vec![3u8; BYTES];
+        let mut rig = Rig::new(&share.offer(1), theirs.as_ptr() as u64);
+        assert_eq!(rig.go(Direction::Read), WrStatus::Success);
+        assert!(rig.buffer.iter().all(|&b| b == 3));
+        share.withdraw(0);
+        rig.buffer.fill(0xEE);
+        assert_eq!(rig.go(Direction::Read), WrStatus::RemoteAccess);
+        share.open(0, 2);
+        assert_eq!(rig.go(Direction::Read), WrStatus::RemoteAccess, "another generation");
+        assert!(rig.buffer.iter().all(|&b| b == 0xEE));
+        assert!(!share.is_inside(1, 0), "whoever does not enter must not be counted");
+        tell.send(()).unwrap();
+    });
+}
+
+#[test]
+fn a_forbidden_copy_names_the_setting() {
+    // SAFETY: no arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("SKIPPED: needs root, to become two processes of an ordinary user");
+        return;
+    }
+    let nobody = Some(65_534);
+    let mut target = start("undumpable", nobody);
+    let mut out = BufReader::new(target.stdout.take().unwrap());
+    let blob = line(&mut out)[0].clone();
+    let mut reader = start("reader", nobody);
+    writeln!(reader.stdin.as_mut().unwrap(), "{blob}").unwrap();
+    let words = line(&mut BufReader::new(reader.stdout.take().unwrap()));
+    stop(reader);
+    stop(target);
+    let text = String::from_utf8(unhex(&words[1])).unwrap();
+    assert_eq!(words[0], "Permission", "{text}");
+    for part in ["kernel.yama.ptrace_scope", "PR_SET_DUMPABLE", "CAP_SYS_PTRACE"] {
+        assert!(text.contains(part), "{part} is not in: {text}");
+    }
+}
+
+#[test]
+fn memory_that_was_deregistered_is_not_written_any_more() {
+    const LEN: usize = 8 << 20;
+    let home = engine("home");
+    for round in 0..12u64 {
+        let mut memory = vec![0u8; LEN];
+        let at = memory.as_mut_ptr() as u64;
+        let r = home.register(at, LEN as u64, 0).unwrap();
+        let region = home.region_metadata(r.raw()).unwrap();
+        let mut writer = start("writer", None);
+        let mut out = BufReader::new(writer.stdout.take().unwrap());
+        let words = [hex(home.metadata()), hex(&region), at.to_string(), LEN.to_string()];
+        writeln!(writer.stdin.as_mut().unwrap(), "{}", words.join(" ")).unwrap();
+        assert_eq!(line(&mut out), ["writing"]);
+        let pid = writer.id() as i32;
+        // Let it run for a varying while, then freeze it wherever it is on odd rounds.
+        std::thread::sleep(Duration::from_micros(3_000 + 1_700 * round));
+        let frozen = round % 2 == 1;
+        if frozen {
+            // SAFETY: our own child.
+            unsafe { libc::kill(pid, libc::SIGSTOP) };
+        }
+        match home.deregister(r.raw(), true) {
+            Ok(()) => {
+                memory.fill(0xAA);
+                // SAFETY: our own child.
+                unsafe { libc::kill(pid, libc::SIGCONT) };
+                assert_eq!(line(&mut out), ["stopped"], "the writer must be told");
+                let wrong = memory.iter().position(|&b| b != 0xAA);
+                assert_eq!(wrong, None, "round {round}: written after deregister said Ok");
+            }
+            Err(e) => {
+                // Frozen inside a copy: an error that says so, never a success.
+                assert!(frozen && e.status == Status::Busy, "round {round}: {e}");
+                assert!(e.message.contains("writer"), "{e}");
+            }
+        }
+        stop(writer);
+    }
+}
+
+#[test]
+fn a_killed_peer_ends_transfers_and_its_counts_do_not_block_anybody() {
+    let mut target = start("target", None);
+    let mut out = BufReader::new(target.stdout.take().unwrap());
+    let words = line(&mut out);
+    let e = engine("survivor");
+    let peer = e.peer_add(&unhex(&words[0]), Some(b"target")).unwrap();
+    e.peer_connect(peer.raw(), HANG).unwrap();
+    let far = e.region_import(peer.raw(), &unhex(&words[1])).unwrap();
+    let own = vec![0u8; BYTES];
+    let near = e.register(own.as_ptr() as u64, BYTES as u64, 0).unwrap();
+    let (len, dev) = (BYTES as u64, 0);
+    let local = Desc { addr: own.as_ptr() as u64, len, dev, region: near.raw() };
+    let remote = Desc { addr: words[2].parse().unwrap(), len, dev, region: far.raw() };
+    let t = e.prepare_descs(Direction::Read, peer.raw(), &[local], &[remote]).unwrap().raw();
+    e.post(t, None).unwrap();
+    assert_eq!(finish(&e, t).unwrap(), Status::Ok);
+    assert!(own.iter().all(|&b| b == 7));
+    stop(target);
+    let until = Instant::now() + HANG;
+    let error = loop {
+        match e.post(t, Some(b"x")).and_then(|_| finish(&e, t)) {
+            Ok(_) => assert!(Instant::now() < until, "hang"),
+            Err(e) => break e,
+        }
+    };
+    assert!(matches!(error.status, Status::Disconnected | Status::Unreachable), "{error}");
+    assert!(error.message.contains("target"), "{error}");
+    e.release(t).unwrap();
+    e.deregister(near.raw(), false).unwrap();
+    e.peer_remove(peer.raw()).unwrap();
+    assert_eq!(e.post(t, None).unwrap_err().status, Status::Stale);
+    assert_eq!(e.region_forget(far.raw()).unwrap_err().status, Status::Stale);
+}
+
+#[test]
+fn a_peer_that_restarts_under_its_name_is_a_new_peer() {
+    let e = engine("survivor");
+    let mut handles = Vec::new();
+    for _ in 0..2 {
+        let mut target = start("target", None);
+        let words = line(&mut BufReader::new(target.stdout.take().unwrap()));
+        let peer = e.peer_add(&unhex(&words[0]), Some(b"target")).unwrap();
+        e.peer_connect(peer.raw(), HANG).unwrap();
+        handles.push((peer, e.region_import(peer.raw(), &unhex(&words[1])).unwrap()));
+        if handles.len() == 2 {
+            let (old, new) = (handles[0], handles[1]);
+            assert_eq!(e.peer_state(old.0.raw()).unwrap_err().status, Status::Stale);
+            assert_eq!(e.region_forget(old.1.raw()).unwrap_err().status, Status::Stale);
+            assert_eq!(e.peer_state(new.0.raw()).unwrap(), Status::Ok);
+        }
+        stop(target);
+    }
+}
