@@ -149,6 +149,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         for other in self.lanes {
             if other.set(index) {
                 other.token.publish();
+                self.worker.wake();
             }
         }
     }
@@ -206,7 +207,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         if why == PostError::Rail {
             self.rail_failed(lane, inner, body.peer);
         }
-        Served::Nothing
+        // Something is in flight: who polls must come back, with a driver that works inside post at once.
+        if posted > 0 {
+            Served::Claimed
+        } else {
+            Served::Nothing
+        }
     }
 
     /// Where completions retire claims, and the last one makes a transfer "done" (`Slot::arrived`, `Slot::leave`).
@@ -303,6 +309,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         // What waits here without a claim in flight is looked at once more, and shared out then.
         lane.token.publish();
+        self.worker.wake();
         self.mark_broken(peer);
     }
 
