@@ -305,6 +305,7 @@ impl<'m> SimPort<'m> {
 impl Port for SimPort<'_> {
     const ACCESS_ERROR_BREAKS_RAIL: bool = true;
 
+    #[allow(clippy::misnamed_getters, reason = "what a port promises may be more than it has")]
     fn depth(&self) -> u32 {
         self.config.credits
     }
