@@ -149,6 +149,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         for other in self.lanes {
             if other.set(index) {
                 other.token.publish();
+                self.worker.wake();
             }
         }
     }
@@ -206,7 +207,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         if why == PostError::Rail {
             self.rail_failed(lane, inner, body.peer);
         }
-        Served::Nothing
+        // Something is in flight: who polls must come back, with a driver that works inside post at once.
+        if posted > 0 {
+            Served::Claimed
+        } else {
+            Served::Nothing
+        }
     }
 
     /// Where completions retire claims, and the last one makes a transfer "done" (`Slot::arrived`, `Slot::leave`).
@@ -233,12 +239,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         while let Some(r) = inner.rails[peer as usize].ledger.retire_before(end) {
             let slot = &self.slots[r.ops.slot as usize];
             // SAFETY: I3: the claim that is being retired is a hold.
-            let direction = unsafe { slot.body() }.direction;
-            let bytes = match direction {
-                Direction::Read => &lane.stats.bytes_read,
-                Direction::Write => &lane.stats.bytes_written,
-            };
-            bytes.fetch_add(r.ops.bytes, Ordering::Relaxed);
+            let body = unsafe { slot.body() };
+            carried(lane, &body, r.ops.bytes);
             lane.stats.work_requests.fetch_add(u64::from(r.ops.count), Ordering::Relaxed);
             lane.outstanding.fetch_sub(r.ops.bytes, Ordering::Relaxed);
             slot.arrived(r.ops.count, r.ops.bytes);
@@ -247,6 +249,23 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 self.leave(r.ops.slot);
             }
         }
+    }
+
+    /// A claim is out of flight unfinished. Of its bytes, which are counted whole at its end, those arrived whose ops are
+    /// not in it any more. The caller keeps the claim's hold.
+    fn abandoned(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, claim: &Claim) {
+        inner.claims -= 1;
+        lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
+        let slot = &self.slots[claim.slot as usize];
+        // SAFETY: I3: the claim is a hold.
+        let body = unsafe { slot.body() };
+        // SAFETY: I3: as above; the pool keeps the ops until release.
+        let ops = unsafe { core::slice::from_raw_parts(body.ops, body.n_ops as usize) };
+        let rest = ops.iter().skip(claim.first as usize).take(claim.count as usize);
+        let missing = rest.map(|o| u64::from(o.len)).sum();
+        let arrived = claim.bytes.saturating_sub(missing);
+        slot.counters.bytes_done.fetch_add(arrived, Ordering::Relaxed);
+        carried(lane, &body, arrived);
     }
 
     /// One work request was refused for its own sake: its transfer ends, the first bad pair is kept.
@@ -269,8 +288,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         // The rail lives: the rest of the failed claim was flushed with it.
         if let Some(claim) = inner.rails[c.peer as usize].ledger.drop_front(c.wr) {
-            lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
-            inner.claims -= 1;
+            self.abandoned(lane, inner, &claim);
             self.leave(claim.slot);
         }
     }
@@ -280,8 +298,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         inner.port.close(peer);
         inner.rails[peer as usize].generation = 0;
         while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
-            inner.claims -= 1;
-            lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
+            self.abandoned(lane, inner, &claim);
             let slot = &self.slots[claim.slot as usize];
             self.give_return(slot, claim.first, claim.count);
             for other in self.lanes {
@@ -292,6 +309,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         // What waits here without a claim in flight is looked at once more, and shared out then.
         lane.token.publish();
+        self.worker.wake();
         self.mark_broken(peer);
     }
 
@@ -307,8 +325,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         inner.port.close(peer);
         inner.rails[peer as usize].generation = 0;
         while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
-            inner.claims -= 1;
-            lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
+            self.abandoned(lane, inner, &claim);
             self.slots[claim.slot as usize].end(status);
             self.leave(claim.slot);
         }
@@ -367,6 +384,15 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             self.leave(i as u32);
         }
     }
+}
+
+/// Counts bytes that a lane has carried.
+fn carried<P>(lane: &Lane<'_, P>, body: &Body, bytes: u64) {
+    let total = match body.direction {
+        Direction::Read => &lane.stats.bytes_read,
+        Direction::Write => &lane.stats.bytes_written,
+    };
+    total.fetch_add(bytes, Ordering::Relaxed);
 }
 
 /// How many of `ops[first..first + most]` fit `bytes` (at least one), and how many bytes they have.
