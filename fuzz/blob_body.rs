@@ -1,19 +1,19 @@
-//! What one input of the `blob` fuzz target does. Also compiled into `tests/blob.rs`, which has the same checks on
-//! machines without a fuzzer.
+//! What one input of the `blob` fuzz target does. Also compiled into `tests/blob.rs`, which has the
+//! same checks on machines without a fuzzer.
 
 use kvrail::host::blob::{ConnBlob, HostOffer, RegionBlob};
 use kvrail::host::error::Error;
 use kvrail::host::handshake::{Acceptor, AcceptorParams, Dialer, DialerParams, Step, MAX_READ};
 
 /// The acceptor's secret in every session here.
-pub const SECRET: [u8; 32] = [0x5a; 32];
+pub(crate) const SECRET: [u8; 32] = [0x5a; 32];
 /// The dialler.
-pub const DIALER: [u8; 16] = [0x11; 16];
+pub(crate) const DIALER: [u8; 16] = [0x11; 16];
 /// The acceptor.
-pub const ACCEPTOR: [u8; 16] = [0x22; 16];
+pub(crate) const ACCEPTOR: [u8; 16] = [0x22; 16];
 
 /// Feeds every decoder and both machines.
-pub fn run(data: &[u8]) {
+pub(crate) fn run(data: &[u8]) {
     decoders(data);
     alone(data);
     between(data);
@@ -34,7 +34,8 @@ fn decoders(data: &[u8]) {
     }
 }
 
-/// A peer without the secret gets nowhere, with noise or with a recording, however its bytes are cut.
+/// A peer without the secret gets nowhere, with noise or with a recording, however its bytes are
+/// cut.
 fn alone(data: &[u8]) {
     let (first, rest) = data.split_first().unwrap_or((&0, &[]));
     let chunk = usize::from(*first) * 16 + 1;
@@ -56,8 +57,8 @@ fn alone(data: &[u8]) {
     }
 }
 
-/// Two honest sides, and somebody between them who changes bytes: `data` is a chunk size, then triples of message,
-/// offset and change.
+/// Two honest sides, and somebody between them who changes bytes: `data` is a chunk size, then
+/// triples of message, offset and change.
 fn between(data: &[u8]) {
     let Some((chunk, edits)) = data.split_first() else { return };
     let mut touched = None;
@@ -75,22 +76,43 @@ fn between(data: &[u8]) {
     end.check(touched);
 }
 
+/// What a side knows of the other.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Peer {
+    name: Vec<u8>,
+    incarnation: [u8; 16],
+    offer: Vec<u8>,
+}
+
+impl Peer {
+    /// What the acceptor must know of [`dialer`].
+    fn dialer() -> Peer {
+        let (name, offer) = (b"decode-0".to_vec(), b"dialler offer".to_vec());
+        Peer { name, incarnation: DIALER, offer }
+    }
+
+    /// What the dialler must know of [`acceptor`].
+    fn acceptor() -> Peer {
+        Peer { name: Vec::new(), incarnation: ACCEPTOR, offer: b"acceptor offer".to_vec() }
+    }
+}
+
 /// How a conversation ended: what each side got, if it is done.
 #[derive(Debug, Default)]
-pub struct End {
-    /// The acceptor's offer and the first bytes of its messages, when the dialler is done.
-    pub dialer: Option<(Vec<u8>, Vec<u8>)>,
-    /// Name, incarnation, offer and first message bytes of the dialler, when the acceptor is done.
-    pub acceptor: Option<(Vec<u8>, [u8; 16], Vec<u8>, Vec<u8>)>,
+pub(crate) struct End {
+    /// The acceptor and the first bytes of its messages, when the dialler is done.
+    pub(crate) dialer: Option<(Peer, Vec<u8>)>,
+    /// The dialler and the first bytes of its messages, when the acceptor is done.
+    pub(crate) acceptor: Option<(Peer, Vec<u8>)>,
     /// The dialler's error.
-    pub dialer_error: Option<Error>,
+    pub(crate) dialer_error: Option<Error>,
     /// The acceptor's error.
-    pub acceptor_error: Option<Error>,
+    pub(crate) acceptor_error: Option<Error>,
 }
 
 impl End {
     /// `touched` is the first message that was changed on the way.
-    pub fn check(&self, touched: Option<usize>) {
+    pub(crate) fn check(&self, touched: Option<usize>) {
         match touched {
             None => assert!(self.dialer.is_some() && self.acceptor.is_some(), "{self:?}"),
             Some(0..=3) => assert!(self.dialer.is_none() && self.acceptor.is_none(), "{self:?}"),
@@ -98,19 +120,19 @@ impl End {
             Some(4) => assert!(self.acceptor.is_none(), "{self:?}"),
             Some(_) => assert!(self.dialer.is_none(), "{self:?}"),
         }
-        if let Some((offer, messages)) = &self.dialer {
-            assert_eq!((offer.as_slice(), messages.as_slice()), (&b"acceptor offer"[..], &[][..]));
-        }
-        if let Some((name, incarnation, offer, messages)) = &self.acceptor {
-            assert_eq!((name.as_slice(), *incarnation), (&b"decode-0"[..], DIALER));
-            assert_eq!((offer.as_slice(), messages.as_slice()), (&b"dialler offer"[..], &[][..]));
-        }
+        let known = |end: &Option<(Peer, Vec<u8>)>, peer: Peer| {
+            if let Some(got) = end {
+                assert_eq!(*got, (peer, Vec::new()));
+            }
+        };
+        known(&self.dialer, Peer::acceptor());
+        known(&self.acceptor, Peer::dialer());
     }
 }
 
-/// Runs two machines against each other. Messages are numbered as sent: HELLO 0, CHALLENGE 1, PROOF 2, WELCOME 3, the
-/// dialler's READY 4, the acceptor's 5. Farewells are not changed.
-pub fn converse(
+/// Runs two machines against each other. Messages are numbered as sent: HELLO 0, CHALLENGE 1, PROOF
+/// 2, WELCOME 3, the dialler's READY 4, the acceptor's 5. Farewells are not changed.
+pub(crate) fn converse(
     mut dialer: Dialer,
     mut acceptor: Acceptor,
     chunk: usize,
@@ -119,7 +141,7 @@ pub fn converse(
     let mut end = End::default();
     let mut to_acceptor = Vec::new();
     let mut to_dialer = Vec::new();
-    let mut offers: [Option<(Vec<u8>, [u8; 16], Vec<u8>)>; 2] = [None, None];
+    let (mut of_dialer, mut of_acceptor) = (None, None);
     let mut say = |n: usize, mut bytes: Vec<u8>, to: &mut Vec<u8>| {
         change(n, &mut bytes);
         to.extend(bytes);
@@ -139,13 +161,13 @@ pub fn converse(
         match step {
             Ok(Step::Send(bytes)) => say(1, bytes, &mut to_dialer),
             Ok(Step::Decide { name, incarnation, offer, .. }) => {
-                offers[1] = Some((name, incarnation, offer));
+                of_dialer = Some(Peer { name, incarnation, offer });
                 say(3, acceptor.accept(b"acceptor offer").expect("due"), &mut to_dialer);
                 say(5, acceptor.ready().expect("due"), &mut to_dialer);
             }
             Ok(Step::Done { leftover }) => {
-                let (name, incarnation, offer) = offers[1].take().expect("decided first");
-                end.acceptor = Some((name, incarnation, offer, leftover));
+                let peer = of_dialer.take().expect("decided first, and done once");
+                end.acceptor = Some((peer, leftover));
             }
             Ok(Step::Proven { .. }) => panic!("a dialler's step"),
             Ok(Step::More) => {}
@@ -162,12 +184,12 @@ pub fn converse(
         match step {
             Ok(Step::Send(bytes)) => say(2, bytes, &mut to_acceptor),
             Ok(Step::Proven { offer }) => {
-                offers[0] = Some((Vec::new(), ACCEPTOR, offer));
+                of_acceptor = Some(Peer { name: Vec::new(), incarnation: ACCEPTOR, offer });
                 say(4, dialer.ready().expect("due"), &mut to_acceptor);
             }
             Ok(Step::Done { leftover }) => {
-                let (_, _, offer) = offers[0].take().expect("proven first");
-                end.dialer = Some((offer, leftover));
+                let peer = of_acceptor.take().expect("proven first, and done once");
+                end.dialer = Some((peer, leftover));
             }
             Ok(Step::Decide { .. }) => panic!("an acceptor's step"),
             Ok(Step::More) => {}
@@ -184,7 +206,7 @@ pub fn converse(
 }
 
 /// A dialler of [`ACCEPTOR`].
-pub fn dialer(secret: [u8; 32], nonce: u8) -> Dialer {
+pub(crate) fn dialer(secret: [u8; 32], nonce: u8) -> Dialer {
     Dialer::new(DialerParams {
         name: b"decode-0".to_vec(),
         incarnation: DIALER,
@@ -198,7 +220,7 @@ pub fn dialer(secret: [u8; 32], nonce: u8) -> Dialer {
 }
 
 /// The acceptor that it dials.
-pub fn acceptor(secret: [u8; 32], nonce: u8) -> Acceptor {
+pub(crate) fn acceptor(secret: [u8; 32], nonce: u8) -> Acceptor {
     Acceptor::new(AcceptorParams {
         incarnation: ACCEPTOR,
         secret,

@@ -1,4 +1,5 @@
 //! Metadata blobs and the bootstrap handshake from outside: versions, truncation, noise, tampering.
+#![cfg(feature = "std")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -13,11 +14,11 @@ mod body;
 #[path = "blob/handshakes.rs"]
 mod handshakes;
 
+use core::net::{Ipv4Addr, SocketAddrV4};
 use kvrail::host::blob::{ConnBlob, HostOffer, RegionBlob};
-use std::net::{Ipv4Addr, SocketAddrV4};
 
 /// A blob with a name of 36 bytes (as a UUID has) and one address.
-pub fn conn() -> ConnBlob {
+fn conn() -> ConnBlob {
     ConnBlob {
         name: b"0f8fad5b-d9cb-469f-a165-70867728950e".to_vec(),
         incarnation: [1; 16],
@@ -29,7 +30,7 @@ pub fn conn() -> ConnBlob {
 }
 
 /// A region somewhere in the middle.
-pub fn region() -> RegionBlob {
+fn region() -> RegionBlob {
     RegionBlob {
         incarnation: [1; 16],
         slot: 5,
@@ -41,11 +42,11 @@ pub fn region() -> RegionBlob {
 }
 
 /// Random numbers from a seed (splitmix64).
-pub struct Rng(pub u64);
+struct Rng(pub u64);
 
 impl Rng {
     /// The next one.
-    pub fn next(&mut self) -> u64 {
+    fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -54,8 +55,8 @@ impl Rng {
     }
 
     /// Below `n`.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+    fn below(&mut self, n: usize) -> usize {
+        (self.draw() % n as u64) as usize
     }
 }
 
@@ -107,7 +108,7 @@ fn fuzz_body_on_seeded_inputs() {
     let seeds = seeds();
     for _ in 0..inputs {
         let mut bytes = if rng.below(3) == 0 {
-            (0..rng.below(300)).map(|_| rng.next() as u8).collect()
+            (0..rng.below(300)).map(|_| rng.draw() as u8).collect()
         } else {
             seeds[rng.below(seeds.len())].1.clone()
         };
@@ -116,7 +117,7 @@ fn fuzz_body_on_seeded_inputs() {
                 let at = rng.below(bytes.len());
                 match rng.below(4) {
                     0 => bytes.truncate(at),
-                    1 => bytes.insert(at, rng.next() as u8),
+                    1 => bytes.insert(at, rng.draw() as u8),
                     2 => drop(bytes.remove(at)),
                     _ => bytes[at] ^= 1 << rng.below(8),
                 }

@@ -307,8 +307,14 @@ fn both(list: List) -> Case {
 #[test]
 fn strides_of_all_kinds() {
     // Equal counts, a short last part, and ragged with empty parts: every index, then in reverse.
-    for counts in [vec![4, 4, 4], vec![4, 4, 1], vec![1, 1, 1], vec![0, 3, 0, 0, 5, 1, 0], vec![7]]
-    {
+    for counts in [
+        vec![4, 4, 4],
+        vec![4, 4, 1],
+        vec![1, 1, 1],
+        vec![2, 2, 5],
+        vec![0, 3, 0, 0, 5, 1, 0],
+        vec![7],
+    ] {
         for stride in [0, 1, 15, 16, 17, 400] {
             let parts = (0u64..).zip(&counts).map(|(k, &n)| part(k * 10_000, stride, n)).collect();
             let total: u64 = counts.iter().sum();

@@ -1,4 +1,5 @@
-//! Metadata blobs and the bootstrap handshake: outside bytes never panic, and never pass for a peer.
+//! Metadata blobs and the bootstrap handshake: outside bytes never panic, and never pass for a
+//! peer.
 //!
 //! `cargo test --test blob` runs the same body on seeded random inputs.
 #![no_main]

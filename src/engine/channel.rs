@@ -189,6 +189,16 @@ impl<L: Link> Channel<L> {
         true
     }
 
+    /// Takes bytes that were read from the stream before the channel was made.
+    pub fn feed(
+        &mut self,
+        pool: &Pool<'_>,
+        early: &[u8],
+        mut got: impl FnMut(Message),
+    ) -> Result<(), Broken> {
+        self.take(pool, early, &mut got)
+    }
+
     /// Receives what is there, into messages that `got` becomes the owner of. Returns whether anything moved.
     pub fn receive(
         &mut self,

@@ -232,22 +232,34 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// Control side only: runs `f` on the message streams while nobody polls them.
     pub fn with_net<R>(&self, f: impl FnOnce(&mut N) -> R) -> R {
+        self.with_net_inner(|inner| f(&mut inner.net))
+    }
+
+    pub(super) fn with_net_inner<R>(&self, f: impl FnOnce(&mut NetInner<N>) -> R) -> R {
         while !self.net_token.try_take() {
             spin_loop();
         }
         // SAFETY: I2: token taken above, given back below.
         let net = unsafe { &mut *self.net.get() };
-        let r = f(&mut net.net);
+        let r = f(net);
         if self.net_token.give_back() {
             self.worker.wake();
         }
         r
     }
 
-    /// Control side only: a peer's stream is ready for messages. Call after its rails are connected.
-    pub fn attach(&self, index: u32, link: N::Link, name: &[u8], peer_window: u64) {
+    /// Control side only: a peer's stream is ready for messages. Call after its rails are connected. `early`: bytes that
+    /// were read from the stream already. False: they are not of our protocol.
+    pub fn attach(
+        &self,
+        index: u32,
+        link: N::Link,
+        name: &[u8],
+        peer_window: u64,
+        early: &[u8],
+    ) -> bool {
         let peer = &self.peers[index as usize];
-        let channel = Channel::new(
+        let mut channel = Channel::new(
             link,
             (index, peer.load().generation),
             name,
@@ -255,13 +267,16 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             peer_window,
         );
         peer.consumed.store(0, Ordering::Relaxed);
-        self.with_net(|_| {
+        let fine = self.with_net(|_| {
+            let fine = channel.feed(&self.rx, early, |m| self.inbox.push(&self.rx, m)).is_ok();
             // SAFETY: I2: `with_net` holds the message token.
             unsafe { (*peer.io.get()).channel = Some(channel) };
+            fine
         });
         let s = peer.load();
         peer.store(PeerState { link: Link::Up, status: Status::Ok, ..s });
         self.kick(index);
+        fine
     }
 
     /// Makes every lane and the messages look at a peer again.
@@ -299,6 +314,16 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// The bell of the thread that polls in the background.
     pub const fn worker(&self) -> &Bell {
         &self.worker
+    }
+
+    /// The bell of the control side.
+    pub const fn control_bell(&self) -> &Bell {
+        &self.host
+    }
+
+    /// True when [`Core::next_broken`] has one.
+    pub fn has_broken(&self) -> bool {
+        self.broken.iter().any(|w| w.load(Ordering::Acquire) != 0)
     }
 
     /// Control side only: takes the next peer whose stream is of no use any more.

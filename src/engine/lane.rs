@@ -84,9 +84,10 @@ impl<'m, P> Lane<'m, P> {
         unsafe { &mut *self.inner.get() }
     }
 
-    /// Publishes a transfer to this lane.
-    pub fn set(&self, slot: u32) {
-        self.active[slot as usize / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
+    /// Publishes a transfer to this lane. True when it was not published to it already.
+    pub fn set(&self, slot: u32) -> bool {
+        let bit = 1 << (slot % 64);
+        self.active[slot as usize / 64].fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
     /// Takes a transfer off this lane. The caller looks at its cursor again afterwards: a post may have come between.

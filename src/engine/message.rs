@@ -107,15 +107,19 @@ impl<'m> Pool<'m> {
         self.links.len() as u32
     }
 
-    /// Blocks in use.
+    /// Blocks in use. Acquire: what is not counted any more can be taken.
     pub fn used(&self) -> u32 {
-        self.used.load(Ordering::Relaxed)
+        self.used.load(Ordering::Acquire)
     }
 
     /// Takes a message of the header's size. `None`: the pool is full.
     pub fn take(&self, header: Header) -> Option<Message> {
         let n = header.blocks();
-        let first = self.free.pop_chain(self.links, n).or_else(|| self.take_fresh(n))?;
+        let first = self
+            .free
+            .pop_chain(self.links, n)
+            .or_else(|| self.take_fresh(n))
+            .or_else(|| self.take_mixed(n))?;
         self.used.fetch_add(n, Ordering::Relaxed);
         // SAFETY: I4: popped just now, so nobody else owns it; a block is aligned and longer than a header.
         unsafe { self.header_at(first).write(header) };
@@ -124,6 +128,15 @@ impl<'m> Pool<'m> {
 
     fn header_at(&self, first: u32) -> *mut Header {
         self.bytes.wrapping_add(first as usize * BLOCK).cast()
+    }
+
+    /// Neither the free blocks nor the fresh ones suffice alone: the last fresh ones become free ones.
+    fn take_mixed(&self, n: u32) -> Option<u32> {
+        let rest = self.blocks() - self.fresh.load(Ordering::Relaxed);
+        if let Some(first) = (rest > 0).then(|| self.take_fresh(rest)).flatten() {
+            self.free.push_chain(self.links, first, first + rest - 1);
+        }
+        self.free.pop_chain(self.links, n)
     }
 
     fn take_fresh(&self, n: u32) -> Option<u32> {
@@ -153,8 +166,9 @@ impl<'m> Pool<'m> {
         for _ in 1..n {
             last = self.links[last as usize].load(Ordering::Relaxed);
         }
-        self.used.fetch_sub(n, Ordering::Relaxed);
+        // Counted after it can be taken: a stream is read only while enough is left, and a take must then succeed.
         self.free.push_chain(self.links, message.0, last);
+        self.used.fetch_sub(n, Ordering::Release);
     }
 
     /// The header of a message that the caller owns.
@@ -310,5 +324,38 @@ impl Fifo {
             last => pool.queue[last as usize].store(more.first, Ordering::Relaxed),
         }
         self.last = more.last;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::engine::arena::BLOCK_ALIGN;
+
+    #[test]
+    fn free_and_fresh_blocks_serve_one_message_together() {
+        let mut room = vec![0u128; 16 * (BLOCK + 64) / 16];
+        let at = room.as_mut_ptr().cast::<u8>();
+        let at = core::ptr::NonNull::new(at.wrapping_add(at.align_offset(BLOCK_ALIGN))).unwrap();
+        // SAFETY: I1: the vector is larger than what is carved and outlives the pool.
+        let pool = Pool::new(&mut unsafe { Arena::over(at, 15 * (BLOCK + 64)) }, 10).unwrap();
+        let of = |blocks: usize| Header { len: (blocks * BLOCK - HEADER) as u32, ..Header::EMPTY };
+        let six = pool.take(of(6)).unwrap();
+        pool.give(six);
+        let two = pool.take(of(2)).unwrap();
+        // Four are free, four were never used.
+        assert!(pool.take(of(9)).is_none());
+        let eight = pool.take(of(8)).unwrap();
+        let bytes: Vec<u8> = (0..8 * BLOCK - HEADER).map(|i| (i / 7) as u8).collect();
+        pool.write(eight, 0, &bytes);
+        let mut back = Vec::new();
+        pool.read(eight, 0, bytes.len(), |b| back.extend_from_slice(b));
+        assert_eq!(back, bytes);
+        assert_eq!(pool.used(), 10);
+        assert!(pool.take(of(1)).is_none());
+        pool.give(two);
+        pool.give(eight);
+        assert_eq!(pool.used(), 0);
+        assert!(pool.take(of(10)).is_some());
     }
 }

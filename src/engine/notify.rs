@@ -170,6 +170,18 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.outgoing.iter().any(|w| w.load(Ordering::Acquire) != 0)
     }
 
+    /// Control side only: takes in what a stream that is about to be closed still has.
+    pub fn drain_stream(&self, index: u32) {
+        self.with_net_inner(|net| {
+            // SAFETY: I2: `with_net_inner` holds the message token.
+            let io = unsafe { &mut *self.peers[index as usize].io.get() };
+            if let Some(channel) = &mut io.channel {
+                let take = |m| self.inbox.push(&self.rx, m);
+                while channel.receive(&self.rx, &mut net.scratch, take) == Ok(true) {}
+            }
+        });
+    }
+
     /// Control side: a peer's messages end with `status`; its stream comes out.
     pub(super) fn drop_messages(&self, index: u32, status: Status) -> Option<N::Link> {
         let peer = &self.peers[index as usize];

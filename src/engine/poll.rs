@@ -94,15 +94,19 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         index: u32,
         slot: &Slot,
     ) -> Option<(Body, Claim)> {
-        let Some(mut seen) = slot.cursor.look() else {
+        let Some(mut seen) = slot.look() else {
             self.retract(lane, index);
             return None;
         };
         // SAFETY: I3: we hold the slot and saw the cursor open after that.
         let body = unsafe { slot.body() };
         let rail = &inner.rails[body.peer as usize];
+        if rail.generation != body.peer_generation {
+            self.share(index);
+            return None;
+        }
         let credits = rail.ledger.credits(inner.port.depth());
-        if rail.generation != body.peer_generation || credits == 0 || inner.claims >= LANE_CLAIMS {
+        if credits == 0 || inner.claims >= LANE_CLAIMS {
             return None;
         }
         // SAFETY: I3: as above; the pool keeps the ops until release.
@@ -135,6 +139,16 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                     self.retract(lane, index);
                     return None;
                 }
+            }
+        }
+    }
+
+    /// A rail that a transfer was published to is down: every lane may carry it now. It stays published here too, for when
+    /// the rail comes back. Publishes once, so that transfers which wait for a reconnect do not keep anybody awake.
+    fn share(&self, index: u32) {
+        for other in self.lanes {
+            if other.set(index) {
+                other.token.publish();
             }
         }
     }
@@ -276,6 +290,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             }
             self.leave(claim.slot);
         }
+        // What waits here without a claim in flight is looked at once more, and shared out then.
+        lane.token.publish();
         self.mark_broken(peer);
     }
 

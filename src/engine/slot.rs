@@ -9,7 +9,7 @@
 //! *Settling.* The last one out settles: `Landed` becomes `Notifying` (the winner hands the message over), `Ending`
 //! becomes `Closing` (the winner tidies up and publishes the error). A terminal phase is thus published only when nothing is in flight.
 
-use crate::engine::cursor::Cursor;
+use crate::engine::cursor::{Cursor, Seen};
 use crate::engine::stack::{IndexStack, NONE};
 use crate::engine::state::{Phase, State, StateWord};
 use crate::status::Status;
@@ -211,6 +211,14 @@ impl Slot {
         }
     }
 
+    /// A look at the cursor by somebody who wants to claim; `None` unless the post is active. The cursor opens before the
+    /// phase says `Active`, and a claim in that gap could complete or fail unseen. The caller holds the slot.
+    pub fn look(&self) -> Option<Seen> {
+        let seen = self.cursor.look()?;
+        let early = self.state.load().phase == Phase::Posting;
+        (!early || cfg!(mutant = "claim_early")).then_some(seen)
+    }
+
     /// Ops that have not arrived yet.
     pub fn left(&self) -> u32 {
         self.left.load(Ordering::Acquire)
@@ -237,5 +245,32 @@ impl Slot {
 impl Default for Slot {
     fn default() -> Self {
         Slot::new()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_claimed_between_the_opening_and_the_activation_of_a_post() {
+        let s = Slot::new();
+        let idle = s.state.load().to(Phase::Idle, Status::NotPosted);
+        assert!(s.state.change(s.state.load(), idle));
+        let posting = idle.next_post();
+        assert!(s.state.change(idle, posting));
+        s.enter();
+        s.arm(1);
+        s.cursor.open();
+        // A lane that still has the slot published from an earlier post comes by.
+        s.enter();
+        assert!(s.look().is_none(), "its completion would find `Posting` and be lost");
+        assert_eq!(s.leave(), Settled::Nothing);
+        let active = posting.to(Phase::Active, Status::InProgress);
+        assert!(s.state.change(posting, active));
+        let seen = s.look().unwrap();
+        assert!(s.cursor.claim(seen, 1).is_ok());
+        s.arrived(1, 1);
+        assert!(matches!(s.leave(), Settled::Landed(_)));
     }
 }

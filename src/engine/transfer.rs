@@ -1,8 +1,8 @@
 //! A transfer's life: a slot at prepare, posts, checks, cancel, release.
 
 use crate::engine::core::Core;
-use crate::engine::peer::{Link, SELF};
-use crate::engine::slot::{Body, RegionRef};
+use crate::engine::peer::Link;
+use crate::engine::slot::{Body, RegionRef, Slot};
 use crate::engine::stack::NONE;
 use crate::engine::state::{Phase, State};
 use crate::handle::{Handle, Kind};
@@ -73,6 +73,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             slot.state.change(posting, posting.to(state.phase, state.status));
             Err(status)
         };
+        // Whoever closes a region closes it first and then looks for transfers that are posting or active (`quiesce`); we
+        // say first that we are posting and then look whether all is open.
+        fence(Ordering::SeqCst);
+        if !self.regions_open(&body) {
+            return refuse(Status::Stale);
+        }
         let peer = self.peer_state(body.peer);
         if peer.generation != body.peer_generation {
             return refuse(Status::Stale);
@@ -90,14 +96,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         slot.message.store(note, Ordering::Release);
         slot.cursor.open();
         slot.state.change(posting, posting.to(Phase::Active, Status::InProgress));
-        // Whoever closes a region or a peer closes it first and then looks for active transfers; we are active first
-        // and then look whether all is open.
+        // Whoever closes a peer closes it first, then looks for active transfers, then closes its rails, which ends every
+        // claim; we are active first and then look whether it is there.
         fence(Ordering::SeqCst);
         let peer = self.peer_state(body.peer);
         if peer.link == Link::Dead || peer.generation != body.peer_generation {
             slot.end(if peer.status.is_err() { peer.status } else { Status::Disconnected });
-        } else if !self.regions_open(&body) {
-            slot.end(Status::Stale);
         } else if body.n_ops == 0 {
             slot.arrived(0, 0);
         } else {
@@ -220,8 +224,10 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     pub fn quiesce(&self, region: RegionRef) -> Result<(), Status> {
         fence(Ordering::SeqCst);
         self.end_where(Status::Cancelled, |body| uses(body, region));
-        // Those that were ended (by us or anybody) may still have claims in flight until they are past `Ending`.
-        if self.slots.iter().any(|s| s.state.load().phase == Phase::Ending) {
+        // Those that were ended (by us or anybody) may still have claims in flight until they are past `Ending`; one that is
+        // being posted may have found the region open, and rails may claim of it before it could be ended.
+        let unsettled = |s: &Slot| matches!(s.state.load().phase, Phase::Ending | Phase::Posting);
+        if self.slots.iter().any(unsettled) {
             return Err(Status::Busy);
         }
         Ok(())
@@ -249,12 +255,6 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         None
     }
-
-    /// True when a raw handle is of a transfer to this engine itself.
-    pub fn is_to_self(&self, raw: u64) -> bool {
-        // SAFETY: I3: the handle's owner does not release it during its own call.
-        self.transfer(raw).is_ok_and(|(i, _)| unsafe { self.slots[i as usize].body() }.peer == SELF)
-    }
 }
 
 /// Whether a held transfer's body names a region.
@@ -262,4 +262,43 @@ fn uses(body: &Body, region: RegionRef) -> bool {
     // SAFETY: I3: called on held transfers only, whose lists the pool keeps.
     let list = unsafe { core::slice::from_raw_parts(body.regions, body.n_regions as usize) };
     list.contains(&region)
+}
+
+/// How far a transfer was at one look: equal marks mean no progress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mark {
+    state: State,
+    left: u32,
+}
+
+impl<'m, P: Port, N: Net> Core<'m, P, N> {
+    /// How far the transfer in a slot is, while it is in progress.
+    pub fn mark(&self, index: u32) -> Option<Mark> {
+        let slot = self.slots.get(index as usize)?;
+        let state = slot.state.load();
+        matches!(state.phase, Phase::Active | Phase::Landed | Phase::Notifying)
+            .then(|| Mark { state, left: slot.left() })
+    }
+
+    /// Ends a transfer that is still where the mark says.
+    pub fn expire(&self, index: u32, mark: Mark) -> bool {
+        let slot = &self.slots[index as usize];
+        if mark.state.phase == Phase::Notifying {
+            // All data is there; the message stays queued and may still arrive.
+            let ended = mark.state.to(Phase::Ended, Status::Stalled);
+            return slot.state.change(mark.state, ended);
+        }
+        slot.enter();
+        let same = slot.state.load() == mark.state && slot.left() == mark.left;
+        let ended = same && slot.end_life(mark.state.generation, Status::Stalled);
+        self.leave(index);
+        ended
+    }
+
+    /// Slot of the peer that a transfer goes to.
+    pub fn peer_of(&self, raw: u64) -> Option<u32> {
+        let (index, _) = self.transfer(raw).ok()?;
+        // SAFETY: I3: the handle's owner does not release it during its own call.
+        Some(unsafe { self.slots[index as usize].body() }.peer)
+    }
 }

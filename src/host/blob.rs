@@ -1,9 +1,10 @@
 //! Metadata blobs: what a peer needs to reach an agent, and what it needs to reach one region.
 //!
-//! Layout: `magic[4] major:u16 minor:u16 total_len:u32`, then records (`wire`) up to `total_len`. `total_len` counts the
-//! header. Bytes after it are skipped, as are records of an unknown type and bytes after the known fields of a record, so
-//! a newer minor version adds records (rails, keys, seams) or fields and an older build still reads the rest. Another
-//! major version is refused. A blob is outside input: it is checked here, and nowhere trusted.
+//! Layout: `magic[4] major:u16 minor:u16 total_len:u32`, then records (`wire`) up to `total_len`.
+//! `total_len` counts the header. Bytes after it are skipped, as are records of an unknown type and
+//! bytes after the known fields of a record, so a newer minor version adds records (rails, keys,
+//! seams) or fields and an older build still reads the rest. Another major version is refused. A
+//! blob is outside input: it is checked here, and nowhere trusted.
 
 use super::error::{hex, shown, Error, Result};
 use super::wire::{Reader, Short, Writer};

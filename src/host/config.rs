@@ -1,6 +1,7 @@
-//! The parameters: one table of keys, read by `set`, by the environment (`KVRAIL_<KEY>`), by `check` and by the help.
+//! The parameters: one table of keys, read by `set`, by the environment (`KVRAIL_<KEY>`), by
+//! `check` and by the help.
 //!
-//! To add one: a field in [`Config`], its default, a row in [`KEYS`].
+//! To add one: a field in [`Config`], its default, a row in `KEYS`.
 
 mod keys;
 mod value;

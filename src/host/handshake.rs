@@ -9,15 +9,16 @@
 //! READY{proof}  <->  READY{proof}        each side once a read through the driver worked
 //! ```
 //!
-//! A proof is an HMAC under the acceptor's secret (which the dialler has from the blob, and which never crosses the wire)
-//! over a label of its role and step and every byte exchanged so far: versions, name, both incarnations, attempt, both
-//! nonces, offers, and whatever a newer minor version adds. So a changed byte anywhere ends the dial. REFUSE{status, text}
-//! may come instead of any frame; it proves nothing, as a refusal must work without the secret. After its READY a side that
-//! gives up only closes: the other may be done, and what follows READY is messages.
+//! A proof is an HMAC under the acceptor's secret (which the dialler has from the blob, and which
+//! never crosses the wire) over a label of its role and step and every byte exchanged so far:
+//! versions, name, both incarnations, attempt, both nonces, offers, and whatever a newer minor
+//! version adds. So a changed byte anywhere ends the dial. REFUSE{status, text} may come instead of
+//! any frame; it proves nothing, as a refusal must work without the secret. After its READY a side
+//! that gives up only closes: the other may be done, and what follows READY is messages.
 //!
-//! How to drive a machine: `receive(bytes)`, then `receive(&[])` until it says [`Step::More`]. On an error send what
-//! `farewell` gives, if anything, and close. Time limits are the caller's, and so is reading at most [`MAX_READ`] bytes
-//! at a time.
+//! How to drive a machine: `receive(bytes)`, then `receive(&[])` until it says [`Step::More`]. On
+//! an error send what `farewell` gives, if anything, and close. Time limits are the caller's, and
+//! so is reading at most [`MAX_READ`] bytes at a time.
 //!
 //! What an unproven peer can make us hold is [`UNPROVEN_BYTES`], once per connection.
 
@@ -40,8 +41,8 @@ pub const MAX_OFFER: usize = 2048;
 pub const MAX_REASON: usize = 512;
 /// Most bytes that a caller hands to `receive` at a time before the handshake is done.
 pub const MAX_READ: usize = frame::GREETING + frame::HEADER + MAX_FRAME;
-/// Most memory that a connection takes in an [`Acceptor`] before its peer has proved the secret: the machine itself, one
-/// greeting and frame, and a name. Asserted by a test.
+/// Most memory that a connection takes in an [`Acceptor`] before its peer has proved the secret:
+/// the machine itself, one greeting and frame, and a name. Asserted by a test.
 pub const UNPROVEN_BYTES: usize = 5120;
 
 const _: () = assert!(
@@ -49,7 +50,8 @@ const _: () = assert!(
     "an unproven connection holds more than is stated"
 );
 
-/// Version of the wire. Builds of one major version work together; the smaller minor version decides what is said.
+/// Version of the wire. Builds of one major version work together; the smaller minor version
+/// decides what is said.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Version {
     /// Another one is refused.
@@ -126,7 +128,8 @@ pub enum Fault {
     Caller,
 }
 
-/// Of two simultaneous dials between `mine` and `theirs`, does mine stay? The lower incarnation's does.
+/// Of two simultaneous dials between `mine` and `theirs`, does mine stay? The lower incarnation's
+/// does.
 pub fn dial_wins(mine: &[u8; 16], theirs: &[u8; 16]) -> bool {
     mine < theirs
 }
@@ -148,7 +151,8 @@ impl Failure {
         Failure { fault, error: Error::new(status, text) }
     }
 
-    /// Is the other side told? Not one that speaks something else, refused first, or heard nothing yet.
+    /// Is the other side told? Not one that speaks something else, refused first, or heard nothing
+    /// yet.
     fn told(&self) -> bool {
         !matches!(self.fault, Fault::Foreign | Fault::Peer | Fault::Closed | Fault::Caller)
     }

@@ -1,7 +1,22 @@
-//! The std part: parameters, metadata blobs, bootstrap. It may allocate and may block; nothing under it may.
+//! The std part: parameters, metadata blobs, bootstrap, threads, pools. It may allocate and may block; nothing under it
+//! may.
 
 pub mod blob;
 pub mod config;
+mod conn;
+mod control;
+pub mod engine;
 pub mod error;
 pub mod handshake;
+mod inbox;
+pub mod log;
+mod offer;
+mod peers;
+mod pool;
+mod prepare;
+mod shared;
+mod stall;
+mod stats;
+mod sys;
 pub mod wire;
+mod worker;

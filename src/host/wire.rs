@@ -1,6 +1,7 @@
 //! Little-endian fields and records (type `u16`, length `u32`, body), read with bounds checks.
 //!
-//! Nothing here panics on any input, and the reader allocates nothing: it lends slices of its input.
+//! Nothing here panics on any input, and the reader allocates nothing: it lends slices of its
+//! input.
 
 /// The input ends before a field does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

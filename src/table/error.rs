@@ -235,4 +235,27 @@ mod tests {
             assert!(!said.contains("pair 18446744073709551615"), "{said}");
         }
     }
+
+    #[test]
+    fn every_reason_has_its_status() {
+        let full = |status| Reason::Full { ops: 0, why: Full { status, what: "ops", limit: 0 } };
+        let outside = Reason::Outside { addr: 0, len: 1, base: 0, region_len: 0 };
+        let cases = [
+            (Reason::ListLengths { local: 0, remote: 1 }, Status::Mismatch),
+            (Reason::PairLengths { local: 0, remote: 1 }, Status::Mismatch),
+            (Reason::TooManyPairs { pairs: 1 << 32 }, Status::Capacity),
+            (Reason::Index(OutOfRange { index: 0, table_len: 0 }), Status::Range),
+            (Reason::ZeroLength, Status::Invalid),
+            (Reason::WrongPeer { region: 0, owner: 1, wanted: 2 }, Status::Invalid),
+            (Reason::TooManyBytes, Status::Invalid),
+            (Reason::UnknownRegion { region: 0 }, Status::Stale),
+            (outside, Status::NotRegistered),
+            (full(Status::NoMemory), Status::NoMemory),
+            (full(Status::Capacity), Status::Capacity),
+        ];
+        for (reason, status) in cases {
+            let e = PrepareError::new(0, None, reason);
+            assert_eq!(e.status, status, "{e}");
+        }
+    }
 }

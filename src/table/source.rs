@@ -212,8 +212,11 @@ impl Shape {
             }
             [] => 0,
         };
-        let inverse = if each > 1 { u64::MAX / each + 1 } else { 0 };
-        Ok(Shape { total, each, inverse })
+        Ok(Shape::even(total, each))
+    }
+
+    const fn even(total: u64, each: u64) -> Shape {
+        Shape { total, each, inverse: if each > 1 { u64::MAX / each + 1 } else { 0 } }
     }
 
     /// Descriptors in the table.
@@ -358,8 +361,7 @@ mod tests {
         let counts = [1, 2, 3, 5, 7, 10, 63, 64, 641, 75_000, 65_535, 65_536, 6_700_417];
         let wide = [0x7fff_ffff, 0x8000_0001, 0xffff_ffff, 1 << 32, (1 << 32) + 1, 1 << 40];
         for each in counts.into_iter().chain(wide) {
-            let inverse = if each > 1 { u64::MAX / each + 1 } else { 0 };
-            let shape = Shape { total: 0, each, inverse };
+            let shape = Shape::even(0, each);
             let step = (u64::from(u32::MAX) / 997).next_multiple_of(each);
             let edges = (0..=997).flat_map(|k| {
                 let x = (k * step).min(u64::from(u32::MAX) / each * each);

@@ -1,12 +1,13 @@
 //! The two blobs.
 
 use crate::{conn, region};
+use core::net::{Ipv4Addr, SocketAddrV4};
 use kvrail::host::blob::{ConnBlob, HostOffer, RegionBlob, MAJOR, MAX_ADDRS, MAX_NAME, MINOR};
 use kvrail::host::error::Error;
 use kvrail::status::Status;
 use proptest::prelude::*;
-use std::net::{Ipv4Addr, SocketAddrV4};
 
+type Spoil = fn(&mut ConnBlob);
 type Read = fn(&[u8]) -> Result<(), Error>;
 
 /// Both kinds: good bytes and their decoder.
@@ -187,7 +188,7 @@ fn a_record_that_is_missing_short_or_double_is_named() {
 
 #[test]
 fn values_out_of_range_are_refused_on_both_ways() {
-    let cases: [(&str, fn(&mut ConnBlob)); 4] = [
+    let cases: [(&str, Spoil); 4] = [
         ("name of 0 bytes; allowed: 1 to 255", |b| b.name.clear()),
         ("name of 256 bytes", |b| b.name = vec![b'n'; 256]),
         ("0 listener addresses; allowed: 1 to 16", |b| b.addrs.clear()),

@@ -3,6 +3,7 @@
 //!
 //! Driven by `tests/table_ops.rs` (seeded and proptest) and by the fuzz target `ops`: [`fuzz_ops`]
 //! is its whole body.
+#![allow(dead_code, reason = "the fuzz target uses fuzz_ops only")]
 
 use core::num::NonZeroU32;
 

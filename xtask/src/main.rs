@@ -1,2 +1,38 @@
-//! Generators and checks: `cargo xtask <task>`.
-fn main() {}
+//! Generators and checks: `cargo xtask <task>`. What they write is in git, so a user's build never
+//! runs them.
+
+use std::process::ExitCode;
+
+use xtask::{drift, header, pkgconfig, root, symbols, write, Failure};
+
+const USAGE: &str = "usage: cargo xtask <task>
+  header                     write include/kvrail.h from ffi/src
+  symbols                    write ffi/symbols.txt, the exported names
+  check                      fail when either differs from what is in git
+  pkgconfig --prefix DIR     print kvrail.pc for an installation under DIR (an absolute path)";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &[&str]) -> Result<(), Failure> {
+    let root = root();
+    match args {
+        ["header"] => write(&root.join(header::PATH), &header::generate(&root)?),
+        ["symbols"] => write(&root.join(symbols::PATH), &symbols::from_header(&root)?),
+        ["check"] => drift(&root),
+        ["pkgconfig", "--prefix", prefix] => {
+            print!("{}", pkgconfig::generate(&root, prefix)?);
+            Ok(())
+        }
+        _ => Err(Failure(format!("unknown arguments {args:?}\n{USAGE}"))),
+    }
+}

@@ -54,7 +54,8 @@ fn every_key_reads_its_own_default_back_and_states_its_range() {
 
 #[test]
 fn every_field_has_a_key() {
-    // A value other than the default for every key changes exactly one thing, and all together change every field.
+    // A value other than the default for every key changes exactly one thing, and all together
+    // change every field.
     let mut all = Config::default();
     for k in KEYS {
         let value = match k.name {
@@ -87,6 +88,7 @@ fn an_unknown_key_gets_the_list_and_the_nearest_name() {
     assert!(m.contains("`stripe-widht` (value `4`); did you mean `stripe_width`?"), "{m}");
     assert!(refused("Max_Peers", "4").contains("did you mean `max_peers`?"));
     assert!(!refused("zzzzzzzz", "4").contains("did you mean"));
+    assert!(!refused("max_zzzzzzzz", "4").contains("did you mean"), "too far");
     let long = "k".repeat(100_000);
     assert!(refused(&long, &long).len() < 1000, "outside text is cut");
     refused("", "");

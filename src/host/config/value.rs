@@ -1,4 +1,5 @@
-//! Text to values. An error is the text of what is allowed; the caller names the key and the value seen.
+//! Text to values. An error is the text of what is allowed; the caller names the key and the value
+//! seen.
 
 use core::ops::RangeInclusive;
 

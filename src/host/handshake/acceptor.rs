@@ -1,4 +1,5 @@
-//! The side that was dialled. Until the dialler has proved the secret it holds at most one frame and a name.
+//! The side that was dialled. Until the dialler has proved the secret it holds at most one frame
+//! and a name.
 
 use super::frame::{self, Kind};
 use super::session::{self, Session, MINE};
@@ -72,7 +73,8 @@ impl Acceptor {
         self.step(bytes).map_err(|f| self.fail(f))
     }
 
-    /// After [`Step::Decide`]: takes the dialler in, and gives the bytes to send. The offer is at most 2048 bytes.
+    /// After [`Step::Decide`]: takes the dialler in, and gives the bytes to send. The offer is at
+    /// most 2048 bytes.
     pub fn accept(&mut self, offer: &[u8]) -> Result<Vec<u8>> {
         if let Some(e) = self.session.ended() {
             return Err(e);
@@ -85,8 +87,8 @@ impl Acceptor {
         Ok(self.session.seal(session::WELCOME, Kind::Welcome, |w| session::put_offer(w, offer)))
     }
 
-    /// Turns the dialler away before it is done: the bytes that tell it why. None after `ready`: then
-    /// the caller just closes, as the other side may be done already.
+    /// Turns the dialler away before it is done: the bytes that tell it why. None after `ready`:
+    /// then the caller just closes, as the other side may be done already.
     pub fn refuse(&mut self, status: Status, text: &str) -> Vec<u8> {
         if self.state == State::Done || self.session.ended().is_some() {
             return Vec::new();

@@ -102,7 +102,8 @@ impl Inbox {
         }
     }
 
-    /// The next frame, which must be of kind `due`, or an error if it is a refusal. The bytes include the header.
+    /// The next frame, which must be of kind `due`, or an error if it is a refusal. The bytes
+    /// include the header.
     pub(super) fn frame(&mut self, due: Kind) -> Outcome<Option<Vec<u8>>> {
         let mut r = Reader::new(&self.bytes);
         let Ok(len) = r.u32() else { return Ok(None) };

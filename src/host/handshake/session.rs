@@ -1,4 +1,5 @@
-//! What both machines share: the inbox, the running hash of everything said, and the proofs over it.
+//! What both machines share: the inbox, the running hash of everything said, and the proofs over
+//! it.
 
 use super::frame::{self, Inbox, Kind};
 use super::{Failure, Fault, Outcome, Version, MAX_FRAME, MAX_OFFER};

@@ -190,6 +190,8 @@ fn an_unproven_peer_makes_us_hold_no_more_than_is_stated() {
         let mut bytes = greeting(WIRE);
         bytes.extend(hello(&vec![0; MAX_FRAME - 74 - 255], &[b'n'; 255]));
         assert_eq!(bytes.len(), MAX_READ, "the longest legal opening");
+        let e = acceptor().receive(&[bytes.as_slice(), &[0]].concat()).unwrap_err();
+        assert!(e.message.contains("4109 bytes before an answer was due; allowed: 4108"), "{e}");
         feed(&mut a, &bytes, chunk);
         feed(&mut a, &full(Kind::Proof as u8)[..HEADER + MAX_FRAME - 1], chunk);
         assert_eq!(a.fault(), None);

@@ -1,0 +1,29 @@
+"""`python -m kvrail_demo`. Signals come first, so that not even an import shows a traceback."""
+
+import _signal  # `signal` itself takes long enough to import for a Ctrl-C to hit it
+import os
+import sys
+
+
+def _too_early(signum, _frame):
+    os._exit(128 + signum)
+
+
+for _signum in (_signal.SIGHUP, _signal.SIGTERM, _signal.SIGINT):
+    _signal.signal(_signum, _too_early)
+
+
+def run():
+    from kvrail_demo import signals
+
+    try:
+        signals.install()
+        from kvrail_demo.cli import main
+
+        return main(sys.argv[1:])
+    except signals.Interrupted as stop:
+        return stop.code
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,164 @@
+"""Starts the two workers, listens to both, and ends both whatever happens."""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from kvrail_demo.signals import ENDING
+from kvrail_demo.wire import Lines, send
+
+END_S = 5.0  # what a worker gets to end by itself before it is killed
+
+
+class ChildFailed(Exception):
+    pass
+
+
+def _ignore_interrupt():
+    # Ctrl-C reaches the whole process group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class Child:
+    """One worker process: a pipe each way, and what it printed in a file."""
+
+    def __init__(self, role, folder, module="kvrail_demo.worker", env=None):
+        self.role = role
+        self.log = Path(folder, f"{role}.log")
+        self.gone = False
+        self.phase = "start"
+        read_commands, self.commands = os.pipe()
+        self.events, write_events = os.pipe()
+        # With a log level asked for, the user wants to see the log now.
+        shown = any(os.environ.get(name) for name in ("KVRAIL_LOG", "NIXL_LOG_LEVEL"))
+        with open(self.log, "wb") as log:
+            out = sys.stderr.fileno() if shown else log
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, role, str(read_commands), str(write_events)],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env,
+                pass_fds=(read_commands, write_events), preexec_fn=_ignore_interrupt,
+            )
+        os.close(read_commands)
+        os.close(write_events)
+        self.lines = Lines(self.events)
+
+    def command(self, command, **fields):
+        try:
+            send(self.commands, {"command": command, **fields})
+        except BrokenPipeError:
+            raise ChildFailed(f"{self.role} {self.how_it_ended()}") from None
+
+    def how_it_ended(self):
+        try:
+            code = self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            return f"closed its pipe but still runs (process {self.process.pid})"
+        how = f"exited with status {code}"
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        return f"{how} in phase '{self.phase}'{self.last_words()}"
+
+    def last_words(self):
+        try:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return "".join(f"\n  | {line}" for line in lines[-12:])
+
+
+class Children:
+    """Both workers. `with` guarantees that neither outlives the block."""
+
+    def __init__(self, roles, make):
+        self.roles, self.make = roles, make
+        self.all = {}
+        self.selector = selectors.DefaultSelector()
+
+    def __enter__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="kvrail-demo-")
+        try:
+            for role in self.roles:
+                child = self.make(role, self.folder.name)
+                self.all[role] = child
+                self.selector.register(child.events, selectors.EVENT_READ, child)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_exc):
+        # A signal must not stop this: it is bounded.
+        old = {signum: signal.signal(signum, signal.SIG_IGN) for signum in ENDING}
+        try:
+            for child in self.all.values():
+                os.close(child.commands)  # a worker ends when its parent's end closes
+            limit = time.monotonic() + END_S
+            for child in self.all.values():
+                try:
+                    child.process.wait(max(0.0, limit - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    child.process.kill()
+                    child.process.wait()
+                os.close(child.events)
+            self.selector.close()
+            self.folder.cleanup()
+        finally:
+            for signum, handler in old.items():
+                signal.signal(signum, handler)
+
+    def events(self, timeout, tick=None):
+        """Yields (child, event) until every worker is gone. Raises ChildFailed when one dies,
+        reports an error, or when neither says anything for `timeout` seconds."""
+        heard = time.monotonic()
+        while not all(child.gone for child in self.all.values()):
+            ready = self.selector.select(0.1)
+            if tick is not None:
+                tick()
+            for key, _ in ready:
+                child, heard = key.data, time.monotonic()
+                messages = child.lines.read()
+                if messages is None:
+                    self.selector.unregister(child.events)
+                    if not child.gone:
+                        raise ChildFailed(f"{child.role} {child.how_it_ended()}")
+                for event in messages or ():
+                    if event["event"] == "error":
+                        raise ChildFailed(self.blame(child, event["message"]))
+                    child.phase = event.get("phase", event["event"])
+                    child.gone = child.gone or event["event"] == "gone"
+                    yield child, event
+            if time.monotonic() - heard > timeout:
+                seen = ", ".join(f"{c.role} in phase '{c.phase}'" for c in self.all.values())
+                raise ChildFailed(f"no news from either process for {timeout} s ({seen})")
+
+    def blame(self, child, message):
+        """An error may only follow from the other worker's death: then that comes first."""
+        time.sleep(0.3)
+        others = ""
+        for other in self.all.values():
+            # Status 1 is a reported error: both may report the same one.
+            if other is not child and other.process.poll() not in (None, 0, 1):
+                return f"{other.role} {other.how_it_ended()}; then {child.role} said: {message}"
+            if other is not child:
+                others += f", {other.role} in phase '{other.phase}'"
+        return (
+            f"{child.role} failed in phase '{child.phase}'{others}: {message}{child.last_words()}"
+        )
+
+    def exit_codes(self):
+        """Waits for both to end by themselves; a bad end after all the work is still a failure."""
+        for child in self.all.values():
+            try:
+                code = child.process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                raise ChildFailed(
+                    f"{child.role} did not exit within {END_S} s after its work was done"
+                ) from None
+            if code:
+                child.phase = "exit"
+                raise ChildFailed(f"{child.role} {child.how_it_ended()}")

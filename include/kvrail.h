@@ -1,0 +1,735 @@
+/* kvrail: moves a KV cache between processes and machines. C ABI for C99, C++11 and later.
+ *
+ * Generated from ffi/src by `cargo xtask header`. Do not edit.
+ *
+ * Ownership
+ *   Everything passed in is the caller's and is copied before the call returns, but for two
+ *   things: registered memory (kvr_region_register) and the block of kvr_engine_init, which must
+ *   stay until kvr_region_deregister and kvr_engine_destroy returned KVR_OK. Everything handed out
+ *   is a handle: it is released by the call that its maker names, or by kvr_engine_destroy with
+ *   everything else. A released handle answers KVR_ERR_STALE, never for another object. Buffers
+ *   are the caller's: `*len` goes in as the capacity and comes out as the full length. Texts that
+ *   are returned are static. Lists may be NULL when their length is 0. Strings with a length need
+ *   no NUL. A NULL out pointer is refused, where its comment does not allow it.
+ *
+ * Threads
+ *   Every function may be called from any thread at any time, with two exceptions:
+ *   kvr_engine_destroy must be the only call with its engine, and one kvr_config must not be used
+ *   by two calls at once. No function blocks unless its comment says so and for how long.
+ *   Callbacks run on the calling thread (kvr_notifs) or on any (kvr_log_set). An engine belongs to
+ *   the process that made it: in a forked child its calls return KVR_ERR_FORKED.
+ *
+ * Errors
+ *   Functions return a kvr_status: 0 done, positive not finished, negative an error.
+ *   kvr_strerror() says what a code means, kvr_last_error() what went wrong in this thread's last
+ *   failed call: the value seen, the value allowed, what to do. After an error an output handle is
+ *   0 or NULL. Codes are grouped by the largest thing they kill: -1..-29 the call, -30..-49 the
+ *   transfer, -50..-59 a rail, -60..-79 the peer, -80.. the engine. Numbers are never reused.
+ *   Every function with a handle may return KVR_ERR_INVALID (not such a handle, or a bad
+ *   argument), KVR_ERR_STALE, KVR_ERR_FORKED and KVR_ERR_INTERNAL; the comments name the others.
+ *   What a comment lists after "Undefined behaviour unless" the library cannot check in full.
+ *
+ * Versions
+ *   kvr_abi_version() is major << 16 | minor of the library, KVR_ABI_MAJOR and KVR_ABI_MINOR those
+ *   of this header. Another major number is another ABI (and another SONAME); within one,
+ *   functions, codes and fields at the end of structs are added only. Structs that may grow start
+ *   with `struct_size`, which the caller sets to its own sizeof: an older program meets a newer
+ *   library with fewer fields, and fields it lacks keep their defaults. A newer program's fields
+ *   that an older library does not know must be 0, or the call is refused.
+ */
+
+#ifndef KVRAIL_H
+#define KVRAIL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Version of this header's ABI. A change that breaks callers changes the major number and the
+ * library's SONAME.
+ */
+#define KVR_ABI_MAJOR 0
+
+/* Counts additions within a major version. */
+#define KVR_ABI_MINOR 1
+
+/* Success; for a transfer: every byte is in place. */
+#define KVR_OK 0
+
+/* Not finished (or, from kvr_progress(), work was done): ask again. */
+#define KVR_IN_PROGRESS 1
+
+/* Only this call failed (-1..-29): a bad argument; the text names it. */
+#define KVR_ERR_INVALID (-1)
+
+/* The handle names something that was released. */
+#define KVR_ERR_STALE (-2)
+
+/* Unknown peer or key. */
+#define KVR_ERR_NOT_FOUND (-3)
+
+/* A table or rail index is out of range. */
+#define KVR_ERR_RANGE (-4)
+
+/* List lengths differ, or the lengths of one pair differ. */
+#define KVR_ERR_MISMATCH (-5)
+
+/* A descriptor is not inside its region. */
+#define KVR_ERR_NOT_REGISTERED (-6)
+
+/* A fixed capacity is full, or a buffer is too small; the text names which. */
+#define KVR_ERR_CAPACITY (-7)
+
+/* In use: posted twice, or memory that a transfer uses. */
+#define KVR_ERR_BUSY (-8)
+
+/* Not offered by this driver. */
+#define KVR_ERR_UNSUPPORTED (-9)
+
+/* The pool limit (`max_bytes`, KVRAIL_MAX_BYTES) is reached. */
+#define KVR_ERR_NO_MEMORY (-10)
+
+/* A metadata blob ends too early. */
+#define KVR_ERR_BLOB_TRUNCATED (-11)
+
+/* A metadata blob that is not kvrail's. */
+#define KVR_ERR_BLOB_FOREIGN (-12)
+
+/* A metadata blob of another major version; the text has both. */
+#define KVR_ERR_BLOB_VERSION (-13)
+
+/* An unknown parameter or a bad value; the text lists what is known. */
+#define KVR_ERR_CONFIG (-14)
+
+/* The engine belongs to the process that made it, and this is a forked child. */
+#define KVR_ERR_FORKED (-15)
+
+/* The kernel forbids it; the text names the setting. */
+#define KVR_ERR_PERMISSION (-16)
+
+/* The transfer was checked before it was posted. */
+#define KVR_ERR_NOT_POSTED (-17)
+
+/* The transfer ended (-30..-49): cancelled. */
+#define KVR_ERR_CANCELLED (-30)
+
+/* The peer's memory was not accessible: withdrawn, out of range or unmapped. */
+#define KVR_ERR_REMOTE_ACCESS (-31)
+
+/* The local memory was not accessible. */
+#define KVR_ERR_LOCAL_ACCESS (-32)
+
+/* No progress for `stall_ms`. */
+#define KVR_ERR_STALLED (-33)
+
+/* A rail failed (-50..-59): no usable rail to the peer. */
+#define KVR_ERR_NO_RAIL (-50)
+
+/* The peer is gone (-60..-79): it died, left, or was removed. */
+#define KVR_ERR_DISCONNECTED (-60)
+
+/* The peer did not answer within the dial limit. */
+#define KVR_ERR_UNREACHABLE (-61)
+
+/* The handshake was refused: secret, incarnation or version. */
+#define KVR_ERR_REFUSED (-62)
+
+/* The engine (-80..): a caught panic, which is a bug in kvrail. Destroy the engine; the text says
+ * where.
+ */
+#define KVR_ERR_INTERNAL (-80)
+
+/* A system call failed; the text has errno. */
+#define KVR_ERR_OS (-81)
+
+/* Direction: from the peer into local memory (pull). */
+#define KVR_READ 0
+
+/* Direction: from local memory into the peer (push). */
+#define KVR_WRITE 1
+
+/* Memory of the host. */
+#define KVR_MEM_HOST 0
+
+/* Memory of a device. The `local` driver refuses it with KVR_ERR_UNSUPPORTED. */
+#define KVR_MEM_DEVICE 1
+
+/* Bit of kvr_config.flags: the engine's own thread makes progress. Without it kvr_progress(),
+ * kvr_transfer_check() and kvr_notifs() do, on the caller's thread.
+ */
+#define KVR_CFG_PROGRESS_THREAD 1
+
+/* Bit of kvr_region_deregister(): cancel the transfers that use the region instead of
+ * KVR_ERR_BUSY.
+ */
+#define KVR_DEREGISTER_CANCEL 1
+
+/* Longest message of a notification, in bytes. */
+#define KVR_MESSAGE_MAX 65536
+
+/* Bytes of kvr_config.name, the NUL included. */
+#define KVR_NAME_LEN 256
+
+/* Bytes of kvr_config.listen_ip and kvr_engine_info.listen, the NUL included. */
+#define KVR_LISTEN_LEN 64
+
+/* Bytes of a transport's name, the NUL included. */
+#define KVR_TRANSPORT_LEN 16
+
+/* Bytes of kvr_config.nics, the NUL included. */
+#define KVR_NICS_LEN 128
+
+/* Bytes of kvr_rail_info.name, the NUL included. */
+#define KVR_RAIL_NAME_LEN 32
+
+/* An engine. Opaque: made by kvr_engine_create() or kvr_engine_init(), ended by
+ * kvr_engine_destroy().
+ */
+typedef struct kvr_engine kvr_engine;
+
+/* 0 success, negative an error, positive not finished. Codes are grouped by the largest thing they
+ * kill.
+ */
+typedef int32_t kvr_status;
+
+/* Parameters of an engine. Fill it with kvr_config_init(), then change fields or call
+ * kvr_config_env() and kvr_config_set(). Strings end in NUL. The library grows the struct at its
+ * end only.
+ */
+typedef struct kvr_config {
+    /* sizeof(kvr_config) of the caller; kvr_config_init() sets it. Fields past it keep their
+     * defaults.
+     */
+    uint32_t struct_size;
+    /* KVR_CFG_ bits. Default: KVR_CFG_PROGRESS_THREAD. */
+    uint32_t flags;
+    /* Most peers at a time. */
+    uint32_t max_peers;
+    /* Most local regions at a time. */
+    uint32_t max_regions;
+    /* Most remote regions at a time. */
+    uint32_t max_remote_regions;
+    /* Most descriptor tables at a time. */
+    uint32_t max_tables;
+    /* Most prepared transfers at a time. */
+    uint32_t max_transfers;
+    /* Rails (lanes) of the `local` driver, 1 to 16. */
+    uint32_t rails;
+    /* Rails of one transfer: 1 one rail (default), 0 every rail shared with the peer. */
+    uint32_t stripe_width;
+    /* A transfer of up to so many bytes in all is copied inside post. */
+    uint32_t inline_bytes;
+    /* Longest work request, in bytes. */
+    uint32_t slice_bytes;
+    /* Arena of notification blocks, in bytes. */
+    uint32_t message_bytes;
+    /* Microseconds that the progress thread spins before it sleeps. */
+    uint32_t spin_us;
+    /* Milliseconds that a dial may take. */
+    uint32_t connect_timeout_ms;
+    /* Milliseconds that kvr_region_deregister() may block. */
+    uint32_t deregister_timeout_ms;
+    /* Milliseconds that kvr_transfer_release() may block. */
+    uint32_t release_timeout_ms;
+    /* Milliseconds without progress after which a transfer ends in KVR_ERR_STALLED. */
+    uint32_t stall_ms;
+    /* First TCP port of the bootstrap listener; 0 and 0: any. */
+    uint16_t port_min;
+    /* Last TCP port of the bootstrap listener. */
+    uint16_t port_max;
+    /* Limit of the pool of tables and ops, in bytes. */
+    uint64_t max_bytes;
+    /* The agent's name, which peers see with every notification. */
+    char name[KVR_NAME_LEN];
+    /* IP address that the bootstrap listener binds; "auto" picks. */
+    char listen_ip[KVR_LISTEN_LEN];
+    /* "auto" or "local". */
+    char transport[KVR_TRANSPORT_LEN];
+    /* NICs to use, comma separated; empty: all. Not used by `local`. */
+    char nics[KVR_NICS_LEN];
+    /* Device index of this agent's accelerator. Not used by `local`. */
+    uint32_t device_id;
+    /* NUMA node of this agent; -1: unknown. Not used by `local`. */
+    int32_t numa_node;
+    /* Context of the device runtime, as a number; 0: none. Not used by `local`. */
+    uint64_t rbln_ctx_ptr;
+} kvr_config;
+
+/* Counters of one rail since the engine was made. The caller sets `struct_size`. */
+typedef struct kvr_rail_info {
+    /* sizeof(kvr_rail_info) of the caller. */
+    uint32_t struct_size;
+    /* The rail's index. */
+    uint32_t index;
+    /* The rail's name; a longer one is cut. */
+    char name[KVR_RAIL_NAME_LEN];
+    /* Bytes read from peers. */
+    uint64_t bytes_read;
+    /* Bytes written to peers. */
+    uint64_t bytes_written;
+    /* Work requests done. */
+    uint64_t work_requests;
+    /* Claims taken. */
+    uint64_t claims;
+    /* Work requests that failed. */
+    uint64_t errors;
+} kvr_rail_info;
+
+/* What an engine holds. The caller sets `struct_size`. */
+typedef struct kvr_engine_info {
+    /* sizeof(kvr_engine_info) of the caller. */
+    uint32_t struct_size;
+    /* Rails. */
+    uint32_t rails;
+    /* Bytes of the fixed memory, taken when the engine was made. */
+    uint64_t fixed_bytes;
+    /* Bytes of the pool in use by tables and ops. */
+    uint64_t pool_bytes;
+    /* The pool's limit, in bytes. */
+    uint64_t pool_limit;
+    /* Peers. */
+    uint32_t peers;
+    /* Local regions. */
+    uint32_t regions;
+    /* Remote regions. */
+    uint32_t remote_regions;
+    /* Descriptor tables. */
+    uint32_t tables;
+    /* Prepared transfers. */
+    uint32_t transfers;
+    /* The transport in use. */
+    char transport[KVR_TRANSPORT_LEN];
+    /* Address and port of the bootstrap listener. */
+    char listen[KVR_LISTEN_LEN];
+    /* 0. */
+    uint32_t reserved;
+} kvr_engine_info;
+
+/* Handle of a peer. Never 0. */
+typedef uint64_t kvr_peer;
+
+/* Handle of a local region (kvr_region_register()) or a remote one (kvr_region_import()). Never 0.
+ * Carries a generation: once released it answers KVR_ERR_STALE, whatever took its place.
+ */
+typedef uint64_t kvr_region;
+
+/* One piece of registered memory. Laid out as nixlMetaDesc, so a NIXL list is passed as it is. */
+typedef struct kvr_desc {
+    /* First byte. For a remote region: in the peer's addresses. */
+    uint64_t addr;
+    /* Bytes; 0 is refused. */
+    uint64_t len;
+    /* Device index; ignored, the region decides. */
+    uint64_t dev;
+    /* The region that holds all of it. */
+    kvr_region region;
+} kvr_desc;
+
+/* Handle of a descriptor table. Never 0. */
+typedef uint64_t kvr_table;
+
+/* `count` descriptors of `len` bytes: the i-th at `base + i * stride`, all in one region. */
+typedef struct kvr_stride {
+    /* First byte of descriptor 0. */
+    uint64_t base;
+    /* Bytes of each descriptor; 0 is refused. */
+    uint64_t len;
+    /* Bytes from one descriptor's start to the next one's. */
+    uint64_t stride;
+    /* How many. */
+    uint64_t count;
+    /* The region that holds them all. */
+    kvr_region region;
+} kvr_stride;
+
+/* Handle of a prepared transfer. Never 0. */
+typedef uint64_t kvr_transfer;
+
+/* State and counters of a transfer. The caller sets `struct_size`. */
+typedef struct kvr_transfer_info {
+    /* sizeof(kvr_transfer_info) of the caller. */
+    uint32_t struct_size;
+    /* What kvr_transfer_check() would say. */
+    kvr_status status;
+    /* Descriptor pairs. */
+    uint64_t descriptors;
+    /* Work requests that they became after coalescing. */
+    uint64_t work_requests;
+    /* Bytes to move. */
+    uint64_t bytes;
+    /* Bytes known to be in place. */
+    uint64_t bytes_done;
+    /* Work requests known to be done. */
+    uint64_t work_requests_done;
+    /* Index of the first descriptor pair that failed; UINT64_MAX: none. */
+    uint64_t failed_pair;
+    /* Nanoseconds inside the last kvr_transfer_post(). */
+    uint64_t post_ns;
+} kvr_transfer_info;
+
+/* Receives one notification: `name` is the sender's, `msg` its bytes; both are valid for the call
+ * only, and neither ends in NUL. Must not throw, unwind or longjmp, must not call kvr_notifs() or
+ * kvr_engine_destroy() for this engine.
+ */
+typedef void (*kvr_notif_cb)(void *ctx, const char *name, size_t name_len, const void *msg,
+    size_t len);
+
+/* Receives one log line: `level` is 1 error, 2 warn, 3 info, 4 debug, 5 trace; `text` is valid for
+ * the call only and does not end in NUL. Called from any thread, several at a time. Must not
+ * throw, unwind or call the library.
+ */
+typedef void (*kvr_log_cb)(void *ctx, int level, const char *text, size_t len);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/* KVR_ABI_MAJOR << 16 | KVR_ABI_MINOR of the library. A program built with another major number
+ * must not go on.
+ */
+uint32_t kvr_abi_version(void);
+
+/* The library's version, as "0.1.0". Static text: never freed. */
+const char *kvr_version(void);
+
+/* One short line that says what a status means. Static text: never freed, never NULL, for any
+ * number.
+ */
+const char *kvr_strerror(kvr_status status);
+
+/* Writes the text of the calling thread's last failed call into `buf`: at most `len` bytes, always
+ * with a NUL. Returns the full length without the NUL, 0 if nothing failed yet.
+ *
+ * Every negative status sets the text, on its own thread only; it stays until that thread's next
+ * failure. Calls that succeed leave it alone, so ask only after a failure.
+ * Undefined behaviour unless: `buf` is NULL or writable for `len` bytes.
+ */
+size_t kvr_last_error(char *buf, size_t len);
+
+/* Fills `cfg` with the defaults and sets its `struct_size`, which is sizeof(kvr_config) of the
+ * caller.
+ *
+ * Threads: `cfg` is the caller's; not two calls on one struct at a time.
+ * Errors: KVR_ERR_INVALID for NULL or a struct_size below 4 or above 4096.
+ * Undefined behaviour unless: `cfg` is writable for `struct_size` bytes.
+ */
+kvr_status kvr_config_init(struct kvr_config *cfg, size_t struct_size);
+
+/* Applies every KVRAIL_<PARAMETER> of the environment to `cfg`; after an error `cfg` is as it was.
+ * An empty value counts as not set. A KVRAIL_ variable that nobody knows is a warning in the log.
+ *
+ * Threads: reads the environment, so no thread may call setenv() meanwhile.
+ * Errors: KVR_ERR_CONFIG for a bad value; KVR_ERR_INVALID for a bad `cfg`.
+ * Undefined behaviour unless: `cfg` was filled by kvr_config_init().
+ */
+kvr_status kvr_config_env(struct kvr_config *cfg);
+
+/* Sets one parameter from text, as kvr_config_keys() names it; after an error `cfg` is as it was.
+ *
+ * Errors: KVR_ERR_CONFIG for an unknown parameter (the text lists the known ones) or a bad value
+ * (the text has the value seen and the values allowed); KVR_ERR_INVALID for NULL or text that is
+ * not UTF-8.
+ * Undefined behaviour unless: `cfg` was filled by kvr_config_init(); `key` and `value` end in NUL.
+ */
+kvr_status kvr_config_set(struct kvr_config *cfg, const char *key, const char *value);
+
+/* Writes one "key=default\n" line a parameter into `buf`: at most `len` bytes, always with a NUL.
+ * Returns the full length without the NUL, so that a first call with NULL and 0 says how much is
+ * needed.
+ * Undefined behaviour unless: `buf` is NULL or writable for `len` bytes.
+ */
+size_t kvr_config_keys(char *buf, size_t len);
+
+/* Bytes that kvr_engine_init() needs for `cfg` (NULL: the defaults). 0 on a bad configuration,
+ * with the last error.
+ * Undefined behaviour unless: `cfg` is NULL or was filled by kvr_config_init().
+ */
+size_t kvr_engine_size(const struct kvr_config *cfg);
+
+/* Makes an engine on the heap, with its threads, and stores it in `*out` (NULL after an error).
+ * `cfg` NULL: the defaults. `cfg` is copied.
+ *
+ * Ownership: the caller's, until kvr_engine_destroy().
+ * Errors: KVR_ERR_CONFIG, KVR_ERR_INVALID, KVR_ERR_UNSUPPORTED (a transport that this build
+ * lacks), KVR_ERR_CAPACITY (1024 engines of this process), KVR_ERR_OS, KVR_ERR_PERMISSION.
+ * Undefined behaviour unless: `cfg` is NULL or was filled by kvr_config_init(); `out` is writable.
+ */
+kvr_status kvr_engine_create(const struct kvr_config *cfg, struct kvr_engine **out);
+
+/* Makes an engine whose fixed memory lies in the caller's block: `mem`, `len` bytes, of any
+ * alignment, at least kvr_engine_size(cfg). The block never grows; only tables and ops of prepared
+ * transfers come from the heap.
+ *
+ * Ownership: the block is the engine's until kvr_engine_destroy() returned KVR_OK, and must not be
+ * read, written, moved or freed until then.
+ * Errors: KVR_ERR_CAPACITY when `len` is too small (the text has both sizes); else as
+ * kvr_engine_create().
+ * Undefined behaviour unless: `mem` is writable for `len` bytes; `cfg` is NULL or was filled by
+ * kvr_config_init(); `out` is writable.
+ */
+kvr_status kvr_engine_init(void *mem, size_t len, const struct kvr_config *cfg,
+    struct kvr_engine **out);
+
+/* Ends an engine: stops its threads, ends its transfers and lets go of its memory. Blocks, bounded
+ * by the configuration's timeouts. Handles of the engine are void afterwards.
+ *
+ * Threads: no other call with this engine may be running or start. Not from a callback of this
+ * engine.
+ * Errors: KVR_ERR_INVALID for NULL and for an engine that was destroyed already; KVR_ERR_FORKED in
+ * a forked child, where the engine belongs to the parent and nothing happens.
+ * Undefined behaviour unless: `e` comes from kvr_engine_create() or kvr_engine_init(), and no other
+ * call uses it.
+ */
+kvr_status kvr_engine_destroy(struct kvr_engine *e);
+
+/* Copies the blob that a peer passes to kvr_peer_add(). In: `*len` is the capacity of `buf` in
+ * bytes; out: the blob's full length. The blob holds the secret that lets a peer in: hand it to
+ * peers only.
+ *
+ * Errors: KVR_ERR_CAPACITY when `buf` is too small (NULL and 0 ask for the length), with nothing
+ * copied.
+ * Undefined behaviour unless: `e` lives; `len` is readable and writable; `buf` is writable for
+ * `*len` bytes.
+ */
+kvr_status kvr_engine_metadata(struct kvr_engine *e, void *buf, size_t *len);
+
+/* Polls every rail and the messages once, on this thread. Does not block. KVR_IN_PROGRESS: work
+ * was done, more may follow; KVR_OK: nothing to do. Not needed when the engine has a progress
+ * thread.
+ * Undefined behaviour unless: `e` lives.
+ */
+kvr_status kvr_progress(struct kvr_engine *e);
+
+/* Fills `*info` with the counters of rail number `rail`, from 0. Set `info->struct_size` before.
+ *
+ * Errors: KVR_ERR_RANGE past the last rail.
+ * Undefined behaviour unless: `e` lives; `info` is readable and writable for its `struct_size`
+ * bytes.
+ */
+kvr_status kvr_rail_info_get(struct kvr_engine *e, uint32_t rail, struct kvr_rail_info *info);
+
+/* Fills `*info` with what the engine holds now. Set `info->struct_size` before.
+ * Undefined behaviour unless: `e` lives; `info` is readable and writable for its `struct_size`
+ * bytes.
+ */
+kvr_status kvr_engine_info_get(struct kvr_engine *e, struct kvr_engine_info *info);
+
+/* Adds the peer whose kvr_engine_metadata() is `blob` and starts a dial in the background. The
+ * same blob again gives the same peer. `expected_name` (not NUL terminated) must be the blob's
+ * name; NULL: any. Both are copied.
+ *
+ * Does not block: see kvr_peer_state() and kvr_peer_connect().
+ * Errors: KVR_ERR_BLOB_TRUNCATED, KVR_ERR_BLOB_FOREIGN, KVR_ERR_BLOB_VERSION; KVR_ERR_MISMATCH for
+ * another name; KVR_ERR_CAPACITY at `max_peers`.
+ * Undefined behaviour unless: `e` lives; `blob` and `expected_name` are readable for `len` and
+ * `name_len` bytes; `out` is writable.
+ */
+kvr_status kvr_peer_add(struct kvr_engine *e, const void *blob, size_t len,
+    const char *expected_name, size_t name_len, kvr_peer *out);
+
+/* The engine as its own peer, for loopback. Always connected.
+ * Undefined behaviour unless: `e` lives; `out` is writable.
+ */
+kvr_status kvr_peer_self(struct kvr_engine *e, kvr_peer *out);
+
+/* The peer of that name (not NUL terminated): added by kvr_peer_add(), or one that dialled this
+ * engine.
+ *
+ * Errors: KVR_ERR_NOT_FOUND.
+ * Undefined behaviour unless: `e` lives; `name` is readable for `name_len` bytes; `out` is
+ * writable.
+ */
+kvr_status kvr_peer_find(struct kvr_engine *e, const char *name, size_t name_len, kvr_peer *out);
+
+/* Waits until the peer is connected. Blocks for at most `timeout_ms` milliseconds.
+ *
+ * Errors: KVR_ERR_UNREACHABLE when the time is over, KVR_ERR_REFUSED, KVR_ERR_DISCONNECTED,
+ * KVR_ERR_NO_RAIL, KVR_ERR_PERMISSION; KVR_ERR_INVALID and KVR_ERR_STALE for the handle.
+ * Undefined behaviour unless: `e` lives.
+ */
+kvr_status kvr_peer_connect(struct kvr_engine *e, kvr_peer p, uint32_t timeout_ms);
+
+/* KVR_OK connected, KVR_IN_PROGRESS dialling, else the reason why not, as kvr_peer_connect().
+ * Undefined behaviour unless: `e` lives.
+ */
+kvr_status kvr_peer_state(struct kvr_engine *e, kvr_peer p);
+
+/* Forgets a peer: its transfers end in KVR_ERR_DISCONNECTED and its remote regions become stale.
+ * Once this returns KVR_OK nothing of this engine touches that peer's memory. Blocks for at most
+ * one batch.
+ * Undefined behaviour unless: `e` lives.
+ */
+kvr_status kvr_peer_remove(struct kvr_engine *e, kvr_peer p);
+
+/* Registers `len` bytes at `addr` with every rail. `mem` is KVR_MEM_HOST or KVR_MEM_DEVICE.
+ *
+ * Ownership: the memory stays the caller's and must stay mapped until kvr_region_deregister()
+ * returned KVR_OK.
+ * Errors: KVR_ERR_INVALID for an empty or wrapping range; KVR_ERR_UNSUPPORTED for the kind of
+ * memory; KVR_ERR_CAPACITY at `max_regions`.
+ * Undefined behaviour unless: `e` lives; `out` is writable; the range is the caller's memory, and
+ * peers may read and write it.
+ */
+kvr_status kvr_region_register(struct kvr_engine *e, uint64_t addr, uint64_t len, uint32_t mem,
+    kvr_region *out);
+
+/* Withdraws a local region. KVR_OK: no rail and no peer touches the memory any more. Blocks for at
+ * most `deregister_timeout_ms`.
+ *
+ * `flags`: 0, or KVR_DEREGISTER_CANCEL to cancel the transfers of this engine that use it.
+ * Errors: KVR_ERR_BUSY while a transfer of this engine or of a peer uses it (the text names one):
+ * the region stays.
+ * Undefined behaviour unless: `e` lives.
+ */
+kvr_status kvr_region_deregister(struct kvr_engine *e, kvr_region r, uint32_t flags);
+
+/* Copies the blob that a peer passes to kvr_region_import(). In: `*len` is the capacity of `buf`
+ * in bytes; out: the blob's full length.
+ *
+ * Errors: KVR_ERR_CAPACITY when `buf` is too small (NULL and 0 ask for the length), with nothing
+ * copied.
+ * Undefined behaviour unless: `e` lives; `len` is readable and writable; `buf` is writable for
+ * `*len` bytes.
+ */
+kvr_status kvr_region_metadata(struct kvr_engine *e, kvr_region r, void *buf, size_t *len);
+
+/* Makes a remote region from a blob of kvr_region_metadata() of peer `p`. The blob is copied.
+ *
+ * Errors: KVR_ERR_BLOB_TRUNCATED, KVR_ERR_BLOB_FOREIGN, KVR_ERR_BLOB_VERSION; KVR_ERR_STALE for
+ * another peer's blob; KVR_ERR_CAPACITY at `max_remote_regions`.
+ * Undefined behaviour unless: `e` lives; `blob` is readable for `len` bytes; `out` is writable.
+ */
+kvr_status kvr_region_import(struct kvr_engine *e, kvr_peer p, const void *blob, size_t len,
+    kvr_region *out);
+
+/* A remote view of an own region, for transfers with kvr_peer_self().
+ * Undefined behaviour unless: `e` lives; `out` is writable.
+ */
+kvr_status kvr_region_import_self(struct kvr_engine *e, kvr_region local, kvr_region *out);
+
+/* Forgets a remote region: transfers that use it are cancelled. Blocks for at most one batch.
+ * Undefined behaviour unless: `e` lives.
+ */
+kvr_status kvr_region_forget(struct kvr_engine *e, kvr_region remote);
+
+/* Makes a table of `n` descriptors, addressed by their place in the list, all of one side: local
+ * regions, or remote regions of one peer. The list is copied.
+ *
+ * Regions and ranges are looked at when a transfer is prepared, not here.
+ * Errors: KVR_ERR_CAPACITY at `max_tables`; KVR_ERR_NO_MEMORY at `max_bytes`.
+ * Undefined behaviour unless: `e` lives; `descs` is readable for `n` items; `out` is writable.
+ */
+kvr_status kvr_table_create(struct kvr_engine *e, const struct kvr_desc *descs, size_t n,
+    kvr_table *out);
+
+/* The same from `n` strided runs, which are kept as they are and never expanded. Indexes count
+ * through the runs.
+ *
+ * Errors: as kvr_table_create().
+ * Undefined behaviour unless: `e` lives; `parts` is readable for `n` items; `out` is writable.
+ */
+kvr_status kvr_table_create_strided(struct kvr_engine *e, const struct kvr_stride *parts, size_t n,
+    kvr_table *out);
+
+/* Destroys a table. Prepared transfers keep what they need of it.
+ * Undefined behaviour unless: `e` lives.
+ */
+kvr_status kvr_table_destroy(struct kvr_engine *e, kvr_table t);
+
+/* Prepares a transfer of pairs: the i-th of `local_idx` in table `local` with the i-th of
+ * `remote_idx` in table `remote`. KVR_READ moves remote to local, KVR_WRITE local to remote. No
+ * pairs: only the message is sent. The lists are copied. Contiguous pairs become one work request.
+ *
+ * Ownership: the handle is the caller's, until kvr_transfer_release().
+ * Errors: KVR_ERR_MISMATCH when the list lengths or the lengths of a pair differ; KVR_ERR_RANGE
+ * for an index; KVR_ERR_NOT_REGISTERED for a descriptor outside its region (the texts name the
+ * place in the list); KVR_ERR_INVALID and KVR_ERR_STALE for a handle or a descriptor's region;
+ * KVR_ERR_CAPACITY at `max_transfers`; KVR_ERR_NO_MEMORY at `max_bytes`.
+ * Undefined behaviour unless: `e` lives; `local_idx` and `remote_idx` are readable for `local_n`
+ * and `remote_n` items; `out` is writable.
+ */
+kvr_status kvr_transfer_prepare(struct kvr_engine *e, uint32_t direction, kvr_peer p,
+    kvr_table local, const uint32_t *local_idx, size_t local_n, kvr_table remote,
+    const uint32_t *remote_idx, size_t remote_n, kvr_transfer *out);
+
+/* The same from two lists of descriptors, without tables. The lists are copied.
+ *
+ * Errors: as kvr_transfer_prepare().
+ * Undefined behaviour unless: `e` lives; `local` and `remote` are readable for `local_n` and
+ * `remote_n` items; `out` is writable.
+ */
+kvr_status kvr_transfer_prepare_descs(struct kvr_engine *e, uint32_t direction, kvr_peer p,
+    const struct kvr_desc *local, size_t local_n, const struct kvr_desc *remote, size_t remote_n,
+    kvr_transfer *out);
+
+/* Starts a transfer. Never blocks, allocates nothing. KVR_OK: it is done already; KVR_IN_PROGRESS:
+ * ask kvr_transfer_check(). A finished or failed one may be posted again.
+ *
+ * `notif` (up to KVR_MESSAGE_MAX bytes, copied) reaches the peer after all the data is in place;
+ * NULL: none; not NULL with length 0: an empty message. An error sends none.
+ * Errors: KVR_ERR_BUSY while it is in flight; KVR_ERR_CAPACITY when message blocks are out; the
+ * peer's and the rails' errors.
+ * Undefined behaviour unless: `e` lives; `notif` is readable for `notif_len` bytes.
+ */
+kvr_status kvr_transfer_post(struct kvr_engine *e, kvr_transfer t, const void *notif,
+    size_t notif_len);
+
+/* How a transfer stands: KVR_OK done, KVR_IN_PROGRESS, or the error it ended in, again and again.
+ * One atomic load; polls the rails too when there is no progress thread. Does not block.
+ *
+ * Errors: KVR_ERR_NOT_POSTED before the first post; KVR_ERR_STALE once released.
+ * Undefined behaviour unless: `e` lives.
+ */
+kvr_status kvr_transfer_check(struct kvr_engine *e, kvr_transfer t);
+
+/* Asks a transfer to stop. Does not block: it ends in KVR_ERR_CANCELLED once nothing is in flight
+ * any more, or in KVR_OK when it was faster.
+ * Undefined behaviour unless: `e` lives.
+ */
+kvr_status kvr_transfer_cancel(struct kvr_engine *e, kvr_transfer t);
+
+/* Gives a transfer back, cancelling it if it is in flight. KVR_OK: it touches no memory any more
+ * and the handle is stale. Blocks for at most `release_timeout_ms`.
+ *
+ * Errors: KVR_ERR_BUSY when it could not be stopped in time: the handle stays valid, and so must
+ * the memory.
+ * Undefined behaviour unless: `e` lives.
+ */
+kvr_status kvr_transfer_release(struct kvr_engine *e, kvr_transfer t);
+
+/* Fills `*info` with a transfer's state and counters. Set `info->struct_size` before.
+ * Undefined behaviour unless: `e` lives; `info` is readable and writable for its `struct_size`
+ * bytes.
+ */
+kvr_status kvr_transfer_info_get(struct kvr_engine *e, kvr_transfer t,
+    struct kvr_transfer_info *info);
+
+/* Sends a message of 0 to KVR_MESSAGE_MAX bytes to a peer. Copied; KVR_OK: queued. Does not block.
+ *
+ * Errors: KVR_ERR_INVALID for a longer one; KVR_ERR_CAPACITY when message blocks are out; the
+ * peer's errors.
+ * Undefined behaviour unless: `e` lives; `msg` is readable for `len` bytes.
+ */
+kvr_status kvr_notify(struct kvr_engine *e, kvr_peer p, const void *msg, size_t len);
+
+/* Takes every pending notification: calls `cb` once for each, on this thread, and stores how many
+ * in `*count` (NULL: not wanted). Polls first when there is no progress thread. Does not block.
+ * Undefined behaviour unless: `e` lives; `cb` may be called with `ctx` and keeps the rules of
+ * kvr_notif_cb; `count` is NULL or writable.
+ */
+kvr_status kvr_notifs(struct kvr_engine *e, kvr_notif_cb cb, void *ctx, size_t *count);
+
+/* Sends the library's log lines to `cb`, for the whole process. NULL: back to standard error. The
+ * level comes from KVRAIL_LOG (error, warn, info, debug, trace; default warn).
+ *
+ * Ownership: `ctx` is handed to `cb` as it is. A thread that is inside the old callback may still
+ * be there when this returns, so keep the old `ctx` until the engines are destroyed.
+ * Undefined behaviour unless: `cb` is NULL or a function that any thread may call with `ctx`,
+ * several at a time.
+ */
+kvr_status kvr_log_set(kvr_log_cb cb, void *ctx);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* KVRAIL_H */

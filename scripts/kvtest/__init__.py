@@ -1,0 +1,1 @@
+"""The parts of `make test` that need more than one command."""

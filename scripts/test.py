@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Runs every check of the project and says what passed, failed or was skipped.
+
+usage: scripts/test.py [PART ...]     no part: all; `list` shows them
+environment: STRICT=1   a part that this machine cannot run is a failure (.ci/run sets it)
+             VERBOSE=1  show each part's output while it runs
+All parts run, also after a failure. Exit code 0 only when nothing failed.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kvtest import fuzz, loom, runner  # noqa: E402
+from kvtest.runner import Part  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV_PYTHON = str(ROOT / "build/venv/bin/python")
+CARGO = os.environ.get("CARGO", "cargo")
+
+
+def cargo_test(*args):
+    return lambda part: runner.cargo(part, [CARGO, "test", *args])
+
+
+def command(*args):
+    return lambda part: runner.command(part, list(args))
+
+
+def make(target):
+    return ["make", "--no-print-directory", target]
+
+
+def after(target, *args):
+    """One command that needs something built; the build is no check of its own."""
+
+    def run(part):
+        built = runner.command(part, make(target))
+        return built if built.failed else runner.command(part, list(args))
+
+    return run
+
+
+def pytest(folder):
+    def run(part):
+        for step in (make("plugin"), ["scripts/venv.sh", "demo"], ["scripts/venv.sh", "test"]):
+            ready = runner.command(part, step)
+            if ready.failed:
+                return ready
+        return runner.pytest(part, VENV_PYTHON, folder)
+
+    return run
+
+
+# Name, what it checks, longest time in seconds, how it runs, and what it needs: paths that must be
+# in the repository (else it fails) and a check of the machine (else it is skipped with the reason).
+PARTS = [
+    Part("driver", "this driver tells red from green", 120,
+         command(sys.executable, "scripts/kvtest/selftest.py"), ["scripts/kvtest/selftest.py"]),
+    Part("cargo", "unit, property, oracle and two-process tests, tidy, doc tests", 1500,
+         cargo_test("--workspace"), ["Cargo.toml"]),
+    Part("features", "the same crate with every feature: sim driver and its scenarios", 1200,
+         cargo_test("-p", "kvrail", "--all-features"), ["src/nic/sim"]),
+    Part("core", "the no_std core without src/host", 600,
+         cargo_test("-p", "kvrail", "--no-default-features", "--lib"), ["src/lib.rs"]),
+    Part("loom", "models of every atomic protocol", 1800, loom.models, []),
+    Part("mutants", "each model fails when its ordering is weakened", 1800, loom.mutants,
+         [loom.TABLE]),
+    Part("drift", "generated header and exported symbols are those in git", 900,
+         command(CARGO, "xtask", "check"), ["xtask/src/main.rs", "include/kvrail.h"]),
+    Part("cabi", "header compiles as C99 to C++20; layouts agree; examples run", 900,
+         after("lib", "tests/cabi/run.sh"), ["tests/cabi/run.sh"]),
+    Part("plugin", "the NIXL plugin builds", 900,
+         command(*make("plugin")), ["bindings/nixl/build.sh"]),
+    Part("install", "make install: pkg-config, SONAME, static and shared programs", 600,
+         command("scripts/test_install.sh"), ["scripts/install.sh"], runner.has("pkg-config")),
+    Part("nixl", "the plugin under the real NIXL agents", 2400,
+         pytest("tests/nixl"), ["tests/nixl"], runner.wheels_run),
+    Part("demo", "the demo end to end, its options and its errors", 1200,
+         pytest("tests/demo"), ["tests/demo"], runner.wheels_run),
+    Part("fuzz", "each fuzz target for a short while, from its seeds", 1200, fuzz.smoke,
+         ["fuzz/Cargo.toml"]),
+]
+
+
+def choose(names):
+    """The parts named, in the table's order; None and a message when a name is unknown."""
+    known = [part.name for part in PARTS]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        print(f"test.py: unknown part {', '.join(unknown)}; known: {' '.join(known)}",
+              file=sys.stderr)
+        return None
+    return [part for part in PARTS if not names or part.name in names]
+
+
+def main(argv):
+    os.chdir(ROOT)
+    if argv == ["list"]:
+        for part in PARTS:
+            print(f"  {part.name:<9} {part.about}")
+        return 0
+    if argv in (["-h"], ["--help"]):
+        print(__doc__.strip())
+        return 0
+    parts = choose(argv)
+    if parts is None:
+        return 2
+    # A `make -j` above has a job server that parts cannot reach.
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+        os.environ.pop(name, None)
+    started = time.monotonic()
+    results = runner.run_all(parts, strict=os.environ.get("STRICT") == "1",
+                             verbose=os.environ.get("VERBOSE") == "1")
+    return runner.report(results, time.monotonic() - started)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

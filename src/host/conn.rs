@@ -1,0 +1,165 @@
+//! One connection in its handshake: a non-blocking socket and a state machine.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::Instant;
+
+use super::control::tune;
+use super::error::{Error, Result};
+use super::handshake::{Acceptor, AcceptorParams, Dialer, DialerParams, Step, MAX_READ};
+use super::offer::RailOffer;
+use crate::nic::local::PeerMemory;
+use crate::status::Status;
+
+enum Machine {
+    Dialer(Dialer),
+    Acceptor(Acceptor),
+}
+
+/// Which side of the handshake we are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    Dialer,
+    Acceptor,
+}
+
+pub(super) struct Conn {
+    pub(super) socket: TcpStream,
+    machine: Machine,
+    out: Vec<u8>,
+    /// It must be done by then.
+    pub(super) until: Instant,
+    /// Slot and generation, once known.
+    pub(super) peer: Option<(u32, u32)>,
+    pub(super) offer: Option<RailOffer>,
+    pub(super) memory: Option<PeerMemory>,
+}
+
+impl Conn {
+    pub(super) fn accepted(socket: TcpStream, params: AcceptorParams, until: Instant) -> Conn {
+        Conn::new(socket, Machine::Acceptor(Acceptor::new(params)), until, None)
+    }
+
+    pub(super) fn dialled(
+        socket: TcpStream,
+        params: DialerParams,
+        until: Instant,
+        peer: (u32, u32),
+    ) -> Result<Conn> {
+        let mut dialer = Dialer::new(params);
+        let hello = dialer.start()?;
+        let mut conn = Conn::new(socket, Machine::Dialer(dialer), until, Some(peer));
+        conn.queue(&hello);
+        Ok(conn)
+    }
+
+    fn new(
+        socket: TcpStream,
+        machine: Machine,
+        until: Instant,
+        peer: Option<(u32, u32)>,
+    ) -> Conn {
+        tune(&socket);
+        Conn { socket, machine, out: Vec::new(), until, peer, offer: None, memory: None }
+    }
+
+    pub(super) fn role(&self) -> Role {
+        match self.machine {
+            Machine::Dialer(_) => Role::Dialer,
+            Machine::Acceptor(_) => Role::Acceptor,
+        }
+    }
+
+    /// True for a connection that came in and has not proved the secret.
+    pub(super) fn is_unproven(&self) -> bool {
+        self.role() == Role::Acceptor && self.peer.is_none()
+    }
+
+    pub(super) fn wants_to_write(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    pub(super) fn queue(&mut self, bytes: &[u8]) {
+        self.out.extend_from_slice(bytes);
+    }
+
+    /// Sends what the socket takes. A dial that is not through yet takes nothing.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        while !self.out.is_empty() {
+            match self.socket.write(&self.out) {
+                Ok(n) => drop(self.out.drain(..n)),
+                Err(e) if is_later(&e) => return Ok(()),
+                Err(e) => return Err(self.lost(&e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next thing to do, or `None` when nothing more has come. Bytes that are in the machine already go first.
+    pub(super) fn next_step(&mut self) -> Result<Option<Step>> {
+        let step = self.receive(&[])?;
+        if step != Step::More {
+            return Ok(Some(step));
+        }
+        let mut bytes = [0; MAX_READ];
+        match self.socket.read(&mut bytes) {
+            Ok(0) => Err(self.closed()),
+            Ok(n) => self.receive(&bytes[..n]).map(Some),
+            Err(e) if is_later(&e) => Ok(None),
+            Err(e) => Err(self.lost(&e)),
+        }
+    }
+
+    fn receive(&mut self, bytes: &[u8]) -> Result<Step> {
+        match &mut self.machine {
+            Machine::Dialer(m) => m.receive(bytes),
+            Machine::Acceptor(m) => m.receive(bytes),
+        }
+    }
+
+    pub(super) fn accept(&mut self, offer: &[u8]) -> Result<Vec<u8>> {
+        match &mut self.machine {
+            Machine::Acceptor(m) => m.accept(offer),
+            Machine::Dialer(_) => Err(Error::new(Status::Internal, "a dialler does not accept")),
+        }
+    }
+
+    pub(super) fn ready(&mut self) -> Result<Vec<u8>> {
+        match &mut self.machine {
+            Machine::Dialer(m) => m.ready(),
+            Machine::Acceptor(m) => m.ready(),
+        }
+    }
+
+    /// Tells the other side why, as far as the socket takes it.
+    pub(super) fn refuse(&mut self, why: &Error) {
+        let bytes = match &mut self.machine {
+            Machine::Dialer(m) => [m.farewell(), m.refuse(why.status, &why.message)].concat(),
+            Machine::Acceptor(m) => [m.farewell(), m.refuse(why.status, &why.message)].concat(),
+        };
+        self.queue(&bytes);
+        // It may be gone already, and then needs no reason.
+        let _ = self.flush();
+    }
+
+    fn closed(&mut self) -> Error {
+        let known = match &mut self.machine {
+            Machine::Dialer(m) => m.closed(),
+            Machine::Acceptor(m) => m.closed(),
+        };
+        known.unwrap_or_else(|| Error::new(Status::Disconnected, "the connection was closed"))
+    }
+
+    fn lost(&mut self, e: &std::io::Error) -> Error {
+        let status = match self.role() {
+            Role::Dialer => Status::Unreachable,
+            Role::Acceptor => Status::Disconnected,
+        };
+        let at = self.socket.peer_addr().map_or_else(|_| "its address".into(), |a| a.to_string());
+        Error::new(status, format!("{at}: {e}"))
+    }
+}
+
+fn is_later(e: &std::io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NotConnected)
+}

@@ -1,0 +1,154 @@
+//! The host's view of peers: names, incarnations, blobs, sockets, attached memory. Under one mutex, which is also what
+//! makes the control side of the engine one thread at a time. Neither check nor notifs nor notify takes it.
+
+use std::collections::HashMap;
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Instant;
+
+use super::blob::ConnBlob;
+use super::error::{hex, shown, Error};
+use crate::engine::peer::{Link, PeerState, SELF};
+use crate::nic::local::PeerMemory;
+use crate::status::Status;
+
+use super::shared::Core;
+
+/// A peer's slot as the host knows it.
+#[derive(Default)]
+pub(super) struct Entry {
+    pub(super) name: Vec<u8>,
+    pub(super) incarnation: [u8; 16],
+    /// How to dial it; a peer that only ever dialled us has none.
+    pub(super) blob: Option<ConnBlob>,
+    pub(super) memory: Option<PeerMemory>,
+    pub(super) socket: Option<TcpStream>,
+    /// Becomes readable when the peer's process has ended.
+    pub(super) process: Option<OwnedFd>,
+    /// Our dials so far.
+    pub(super) attempt: u64,
+    /// A dial of ours is under way.
+    pub(super) dialling: bool,
+    /// Somebody wants it dialled.
+    pub(super) wanted: bool,
+    /// Its own dial was preferred; it must be here by then.
+    pub(super) parked: Option<Instant>,
+    /// Why it is dead.
+    pub(super) error: Option<Error>,
+    /// When it was last dialled, so that nobody makes us dial in a loop.
+    pub(super) dialled: Option<Instant>,
+}
+
+impl Entry {
+    /// Name and incarnation for a message.
+    pub(super) fn title(&self) -> String {
+        format!("{} (incarnation {})", shown(&self.name, 64), &hex(&self.incarnation)[..8])
+    }
+}
+
+/// All peers.
+pub(super) struct Peers {
+    pub(super) entries: Vec<Entry>,
+    pub(super) by_name: HashMap<Vec<u8>, u32>,
+}
+
+impl Peers {
+    pub(super) fn new(count: u32, name: &[u8], incarnation: [u8; 16]) -> Peers {
+        let mut entries: Vec<Entry> = (0..count).map(|_| Entry::default()).collect();
+        let own = &mut entries[SELF as usize];
+        own.name = name.to_vec();
+        own.incarnation = incarnation;
+        Peers { entries, by_name: HashMap::from([(name.to_vec(), SELF)]) }
+    }
+
+    pub(super) fn entry(&mut self, index: u32) -> &mut Entry {
+        &mut self.entries[index as usize]
+    }
+
+    /// Peers in use, without the engine itself.
+    pub(super) fn used(&self) -> u32 {
+        self.by_name.len() as u32 - 1
+    }
+
+    /// The peer of that name and incarnation, made if need be. One of another incarnation is dead: it restarted.
+    pub(super) fn find_or_add(
+        &mut self,
+        core: &Core,
+        share_is_clear: impl Fn(u32) -> bool,
+        name: &[u8],
+        incarnation: [u8; 16],
+    ) -> Result<u32, Error> {
+        if let Some(&index) = self.by_name.get(name) {
+            if self.entries[index as usize].incarnation == incarnation {
+                return Ok(index);
+            }
+            if index == SELF {
+                let text = format!("{} is this agent's own name", shown(name, 64));
+                return Err(Error::new(Status::Refused, text));
+            }
+            self.remove(core, index, &Error::new(Status::Disconnected, "it restarted"));
+        }
+        let free = (1..self.entries.len() as u32)
+            .find(|&i| core.peer_state(i).link == Link::Free && share_is_clear(i));
+        let Some(index) = free else {
+            let text = format!(
+                "{} peers are in use, no more than {} are allowed: remove peers, or raise \
+                 max_peers",
+                self.used(),
+                self.entries.len() - 1
+            );
+            return Err(Error::new(Status::Capacity, text));
+        };
+        *self.entry(index) = Entry { name: name.to_vec(), incarnation, ..Entry::default() };
+        self.by_name.insert(name.to_vec(), index);
+        let s = core.peer_state(index);
+        core.set_peer(index, PeerState { link: Link::Down, status: Status::InProgress, ..s });
+        Ok(index)
+    }
+
+    /// Ends a connection: transfers and messages end with the error; nothing touches memory any more. The peer stays
+    /// known. Bounded by one batch of each lane.
+    pub(super) fn close(&mut self, core: &Core, index: u32, why: &Error) {
+        let link = core.close_peer(index, why.status);
+        if let Some(stream) = link {
+            core.with_net(|net| net.watch(&stream, None));
+        }
+        let entry = self.entry(index);
+        entry.error = Some(why.clone());
+        entry.parked = None;
+        if let Some(memory) = entry.memory.take() {
+            memory.detach();
+        }
+        entry.socket = None;
+    }
+
+    /// Closes and forgets a peer: its handle and its regions' handles are stale.
+    pub(super) fn remove(&mut self, core: &Core, index: u32, why: &Error) {
+        self.close(core, index, why);
+        let mut regions = Vec::new();
+        core.remote.each(|handle| {
+            if core.remote.view(handle.raw()).is_ok_and(|v| v.peer == index) {
+                regions.push(handle);
+            }
+        });
+        for handle in regions {
+            if let Ok(view) = core.remote.close(handle) {
+                core.remote.free(view);
+            }
+        }
+        let entry = std::mem::take(self.entry(index));
+        self.by_name.remove(&entry.name);
+        let s = core.peer_state(index);
+        let generation = s.generation.wrapping_add(1).max(1);
+        core.set_peer(
+            index,
+            PeerState { generation, link: Link::Free, status: Status::Disconnected },
+        );
+    }
+
+    /// The sockets of connected peers, with their slots.
+    pub(super) fn sockets(&self) -> Vec<(u32, i32)> {
+        let open = self.entries.iter().enumerate();
+        open.filter_map(|(i, e)| Some((i as u32, e.socket.as_ref()?.as_raw_fd()))).collect()
+    }
+}

@@ -1,0 +1,358 @@
+//! Descriptor tables, and prepared transfers: the calls that may take memory from the pool.
+
+use std::cell::RefCell;
+use std::num::NonZeroU32;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::error::{Error, Result};
+use super::pool::{self, List, Pool};
+use crate::engine::region::{Regions as RegionTable, View};
+use crate::engine::slot::{Body, RegionRef};
+use crate::handle::{Handle, Kind};
+use crate::status::Status;
+use crate::table::{
+    build_indexed, build_ops, Desc, Direction, Full, Listed, Op, OpSink, PrepareError, RegionView,
+    Regions, Shape, Side, Stride, Strided, Summary, Table, Wanted,
+};
+
+/// A table's own copy of what it was made of.
+pub(super) struct TableData {
+    pool: Arc<Pool>,
+    form: Form,
+}
+
+enum Form {
+    Flat(NonNull<Desc>, usize),
+    Strided { parts: (NonNull<Stride>, usize), ends: (NonNull<u64>, usize), shape: Shape },
+}
+
+// SAFETY: I1: the pointers are this table's own pool memory, which nobody writes after it was made.
+unsafe impl Send for TableData {}
+// SAFETY: I1: as above.
+unsafe impl Sync for TableData {}
+
+impl TableData {
+    fn flat(pool: &Arc<Pool>, descs: &[Desc]) -> core::result::Result<TableData, Full> {
+        let (at, len) = copied(pool, descs)?;
+        Ok(TableData { pool: pool.clone(), form: Form::Flat(at, len) })
+    }
+
+    fn strided(pool: &Arc<Pool>, given: &[Stride]) -> Result<TableData> {
+        let parts = copied(pool, given).map_err(full)?;
+        let ends = copied(pool, &vec![0u64; given.len()]).map_err(|e| {
+            // SAFETY: I1: made just now, given back once.
+            unsafe { pool::free(pool, parts.0, parts.1) };
+            full(e)
+        })?;
+        let mut data = TableData {
+            pool: pool.clone(),
+            form: Form::Strided { parts, ends, shape: Shape::default() },
+        };
+        // SAFETY: I1: this table's own list, which nobody else has seen yet.
+        let slots = unsafe { std::slice::from_raw_parts_mut(ends.0.as_ptr(), ends.1) };
+        let shape = Shape::of(given, slots)
+            .map_err(|e| Error::new(e.status(), format!("strided table: {e}")))?;
+        data.form = Form::Strided { parts, ends, shape };
+        Ok(data)
+    }
+
+    fn table(&self) -> Table<'_> {
+        // SAFETY: I1: this table's own lists, constant until it is dropped.
+        unsafe {
+            match self.form {
+                Form::Flat(at, len) => Table::Flat(std::slice::from_raw_parts(at.as_ptr(), len)),
+                Form::Strided { parts, ends, shape } => Table::Strided(Strided::new(
+                    std::slice::from_raw_parts(parts.0.as_ptr(), parts.1),
+                    std::slice::from_raw_parts(ends.0.as_ptr(), ends.1),
+                    shape,
+                )),
+            }
+        }
+    }
+}
+
+impl Drop for TableData {
+    fn drop(&mut self) {
+        // SAFETY: I1: this table's own lists, given back once.
+        unsafe {
+            match self.form {
+                Form::Flat(at, len) => pool::free(&self.pool, at, len),
+                Form::Strided { parts, ends, .. } => {
+                    pool::free(&self.pool, parts.0, parts.1);
+                    pool::free(&self.pool, ends.0, ends.1);
+                }
+            }
+        }
+    }
+}
+
+fn copied<T: Copy>(
+    pool: &Pool,
+    values: &[T],
+) -> core::result::Result<(NonNull<T>, usize), Full> {
+    let mut list = List::new(pool, values.len())?;
+    for &value in values {
+        list.push(value)?;
+    }
+    list.into_parts()
+}
+
+fn full(e: Full) -> Error {
+    let text = format!("{} are used up; the limit is {}", e.what, e.limit);
+    Error::new(e.status, format!("{text}: raise max_bytes (KVRAIL_MAX_BYTES), or release transfers or tables"))
+}
+
+/// The tables of an engine.
+pub(super) struct Tables {
+    pool: Arc<Pool>,
+    max: u32,
+    slots: Mutex<Vec<(u32, Option<Arc<TableData>>)>>,
+}
+
+impl Tables {
+    pub(super) fn new(pool: Arc<Pool>, max: u32) -> Tables {
+        Tables { pool, max, slots: Mutex::new(Vec::new()) }
+    }
+
+    fn add(&self, data: TableData) -> Result<Handle> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = slots.iter().position(|(_, t)| t.is_none());
+        let index = match free {
+            Some(i) => i,
+            None if slots.len() < self.max as usize => {
+                slots.push((1, None));
+                slots.len() - 1
+            }
+            None => {
+                let text = format!("all {} tables are in use: raise max_tables", self.max);
+                return Err(Error::new(Status::Capacity, text));
+            }
+        };
+        slots[index].1 = Some(Arc::new(data));
+        Ok(Handle::new(Kind::Table, index as u32, slots[index].0))
+    }
+
+    pub(super) fn create(&self, descs: &[Desc]) -> Result<Handle> {
+        self.add(TableData::flat(&self.pool, descs).map_err(full)?)
+    }
+
+    pub(super) fn create_strided(&self, parts: &[Stride]) -> Result<Handle> {
+        self.add(TableData::strided(&self.pool, parts)?)
+    }
+
+    pub(super) fn destroy(&self, raw: u64) -> Result<()> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = Tables::slot(&mut slots, raw)?;
+        slot.0 = slot.0.wrapping_add(1).max(1);
+        let gone = slot.1.take();
+        drop(slots);
+        drop(gone);
+        Ok(())
+    }
+
+    fn slot(
+        slots: &mut [(u32, Option<Arc<TableData>>)],
+        raw: u64,
+    ) -> Result<&mut (u32, Option<Arc<TableData>>)> {
+        let handle = Handle::parse(raw, Kind::Table).ok_or_else(|| {
+            Error::new(Status::Invalid, format!("{raw:#x} is not a table handle"))
+        })?;
+        slots
+            .get_mut(handle.index() as usize)
+            .filter(|s| s.0 == handle.generation() && s.1.is_some())
+            .ok_or_else(|| {
+                Error::new(Status::Stale, format!("table {raw:#x} was destroyed: make a new one"))
+            })
+    }
+
+    fn get(&self, raw: u64) -> Result<Arc<TableData>> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = Tables::slot(&mut slots, raw)?.1.clone();
+        found.ok_or_else(|| Error::new(Status::Stale, format!("table {raw:#x} was destroyed")))
+    }
+
+    pub(super) fn used(&self) -> u32 {
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.iter().filter(|(_, t)| t.is_some()).count() as u32
+    }
+}
+
+/// Looks up regions for prepare.
+struct Lookup<'a, 'm> {
+    local: &'a RegionTable<'m>,
+    remote: &'a RegionTable<'m>,
+}
+
+fn seen(view: View) -> RegionView {
+    RegionView {
+        slot: view.slot,
+        generation: view.generation,
+        base: view.base,
+        len: view.len,
+        peer: view.peer,
+    }
+}
+
+impl Regions for Lookup<'_, '_> {
+    fn local(&self, raw: u64) -> Option<RegionView> {
+        self.local.view(raw).ok().map(seen)
+    }
+
+    fn remote(&self, raw: u64) -> Option<RegionView> {
+        self.remote.view(raw).ok().map(seen)
+    }
+}
+
+/// Which regions one prepare has met already: a stamp per region slot, so that lists which go to and fro between regions
+/// name each only once.
+#[derive(Default)]
+struct Met {
+    stamp: u32,
+    stamps: [Vec<u32>; 2],
+}
+
+impl Met {
+    fn next(&mut self) {
+        self.stamp = self.stamp.wrapping_add(1);
+        if self.stamp == 0 {
+            self.stamps = Default::default();
+            self.stamp = 1;
+        }
+    }
+
+    fn is_new(&mut self, remote: bool, slot: u32) -> bool {
+        let stamps = &mut self.stamps[usize::from(remote)];
+        if stamps.len() <= slot as usize {
+            stamps.resize(slot as usize + 1, 0);
+        }
+        std::mem::replace(&mut stamps[slot as usize], self.stamp) != self.stamp
+    }
+}
+
+thread_local! {
+    static MET: RefCell<Met> = RefCell::new(Met::default());
+}
+
+struct Sink<'a> {
+    ops: List<'a, Op>,
+    regions: List<'a, RegionRef>,
+    met: &'a mut Met,
+}
+
+impl OpSink for Sink<'_> {
+    #[inline]
+    fn push(&mut self, op: Op) -> core::result::Result<(), Full> {
+        self.ops.push(op)
+    }
+
+    fn region(&mut self, side: Side, slot: u32, generation: u32) -> core::result::Result<(), Full> {
+        let remote = side == Side::Remote;
+        if self.met.is_new(remote, slot) {
+            self.regions.push(RegionRef { slot, generation, remote })?;
+        }
+        Ok(())
+    }
+}
+
+/// What prepare needs of an engine.
+pub(super) struct Preparer<'a, 'm> {
+    pub(super) pool: &'a Pool,
+    pub(super) tables: &'a Tables,
+    pub(super) local: &'a RegionTable<'m>,
+    pub(super) remote: &'a RegionTable<'m>,
+    pub(super) slice_bytes: NonZeroU32,
+}
+
+/// The peer of a transfer: slot and generation.
+pub(super) type PeerRef = (u32, u32);
+
+impl Preparer<'_, '_> {
+    pub(super) fn indexed(
+        &self,
+        direction: Direction,
+        peer: PeerRef,
+        local: (u64, &[u32]),
+        remote: (u64, &[u32]),
+    ) -> Result<Body> {
+        let (l, r) = (self.tables.get(local.0)?, self.tables.get(remote.0)?);
+        let room = local.1.len();
+        self.body(direction, peer, room, |wanted, lookup, sink| {
+            build_indexed((l.table(), local.1), (r.table(), remote.1), wanted, lookup, sink)
+        })
+    }
+
+    pub(super) fn listed(
+        &self,
+        direction: Direction,
+        peer: PeerRef,
+        local: &[Desc],
+        remote: &[Desc],
+    ) -> Result<Body> {
+        self.body(direction, peer, local.len(), |wanted, lookup, sink| {
+            build_ops(Listed(local), Listed(remote), wanted, lookup, sink)
+        })
+    }
+
+    fn body(
+        &self,
+        direction: Direction,
+        peer: PeerRef,
+        pairs: usize,
+        build: impl FnOnce(
+            Wanted,
+            &Lookup<'_, '_>,
+            &mut Sink<'_>,
+        ) -> core::result::Result<Summary, PrepareError>,
+    ) -> Result<Body> {
+        MET.with_borrow_mut(|met| {
+            met.next();
+            let mut sink = Sink {
+                ops: List::new(self.pool, pairs).map_err(full)?,
+                regions: List::new(self.pool, 4).map_err(full)?,
+                met,
+            };
+            let wanted = Wanted { peer: peer.0, op_bytes: self.slice_bytes };
+            let lookup = Lookup { local: self.local, remote: self.remote };
+            let summary = build(wanted, &lookup, &mut sink)
+                .map_err(|e| Error::new(e.status, e.to_string()))?;
+            if summary.ops >= u64::from(u32::MAX) {
+                let text = format!("{} work requests; a transfer has at most 2^32-2", summary.ops);
+                let text = format!("{text}: split it, or raise KVRAIL_SLICE_BYTES");
+                return Err(Error::new(Status::Capacity, text));
+            }
+            let (ops, n_ops) = sink.ops.into_parts().map_err(full)?;
+            let regions = sink.regions.into_parts().map_err(|e| {
+                // SAFETY: I1: made just now, given back once.
+                unsafe { pool::free(self.pool, ops, n_ops) };
+                full(e)
+            })?;
+            let body = Body {
+                ops: ops.as_ptr(),
+                n_ops: n_ops as u32,
+                regions: regions.0.as_ptr(),
+                n_regions: regions.1 as u32,
+                direction,
+                peer: peer.0,
+                peer_generation: peer.1,
+                bytes: summary.bytes,
+                descriptors: pairs as u64,
+            };
+            Ok(body)
+        })
+    }
+}
+
+/// Gives a body's lists back to the pool.
+///
+/// # Safety
+/// The body came from a [`Preparer`] of this pool and its transfer was released (I3).
+pub(super) unsafe fn free_body(pool: &Pool, body: &Body) {
+    let (ops, regions) = (NonNull::new(body.ops.cast_mut()), NonNull::new(body.regions.cast_mut()));
+    if let (Some(ops), Some(regions)) = (ops, regions) {
+        // SAFETY: I1: by the caller's promise these are the lists that `body` made.
+        unsafe { pool::free(pool, ops, body.n_ops as usize) };
+        // SAFETY: I1: as above.
+        unsafe { pool::free(pool, regions, body.n_regions as usize) };
+    }
+}

@@ -1,0 +1,299 @@
+//! What the API calls and the engine's threads share.
+
+use std::alloc::{alloc_zeroed, dealloc, Layout};
+use std::num::NonZeroU32;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::blob::{ConnBlob, HostOffer};
+use super::config::Config;
+use super::error::{Error, Result};
+use super::peers::Peers;
+use super::pool::Pool;
+use super::prepare::{Preparer, Tables};
+use super::sys::{self, Event};
+use crate::engine::arena::{Arena, BLOCK_ALIGN};
+use crate::engine::bell::Bell;
+use crate::engine::core::{Parts, Tuning};
+use crate::engine::peer::SELF;
+use crate::limits::Limits;
+use crate::nic::local::{AttachError, LocalPort, Share};
+use crate::nic::stream::Streams;
+use crate::status::Status;
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
+
+/// The engine as the host makes it: local lanes, TCP message streams.
+pub(super) type Core = crate::engine::core::Core<'static, LocalPort<'static>, Streams>;
+
+/// Pool bytes that a caller's block has room for at least.
+const BLOCK_POOL: usize = 1 << 20;
+
+/// The memory that the core is carved out of.
+pub(super) struct Block {
+    at: NonNull<u8>,
+    layout: Layout,
+    own: bool,
+}
+
+// SAFETY: I1: the block is only an address; the core that uses it is Sync by itself.
+unsafe impl Send for Block {}
+// SAFETY: I1: as above.
+unsafe impl Sync for Block {}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.own {
+            // SAFETY: I1: allocated in `Shared::new` with this layout; the core is dropped before (field order).
+            unsafe { dealloc(self.at.as_ptr(), self.layout) };
+        }
+    }
+}
+
+/// Counts of calls, for reports.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) posted: AtomicU64,
+    pub(super) descriptors: AtomicU64,
+    pub(super) work_requests: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) post_ns: AtomicU64,
+}
+
+/// Everything of one engine. Field order is drop order: the core before its block, the share after the core.
+pub(super) struct Shared {
+    pub(super) core: Core,
+    pub(super) tables: Tables,
+    pub(super) pool: Arc<Pool>,
+    pub(super) share: Share,
+    pub(super) epoll: OwnedFd,
+    pub(super) work: Event,
+    pub(super) events: Event,
+    pub(super) config: Config,
+    pub(super) incarnation: [u8; 16],
+    pub(super) secret: [u8; 32],
+    pub(super) host: HostOffer,
+    pub(super) counts: Counts,
+    pub(super) stop: AtomicBool,
+    /// Made ready by the control thread: the life word is set.
+    pub(super) alive: AtomicBool,
+    pub(super) fixed_bytes: usize,
+    peers: Mutex<Peers>,
+    pub(super) changed: Condvar,
+    _block: Block,
+}
+
+fn limits(c: &Config) -> Limits {
+    Limits {
+        peers: c.max_peers.saturating_add(1),
+        regions: c.max_regions,
+        remote_regions: c.max_remote_regions,
+        transfers: c.max_transfers,
+        lanes: c.rails,
+        message_bytes: c.message_bytes,
+    }
+}
+
+fn carve<'m>(
+    arena: &mut Arena<'m>,
+    c: &Config,
+    name: &[u8],
+    net: Streams,
+    (worker, host): (i32, i32),
+) -> Option<crate::engine::core::Core<'m, LocalPort<'m>, Streams>> {
+    let limits = limits(c);
+    let parts = Parts {
+        limits,
+        tuning: Tuning {
+            inline_bytes: u64::from(c.inline_bytes),
+            stripe_all: c.stripe_width == 0,
+            background: c.progress_thread,
+        },
+        net,
+        worker: Bell::new(sys::ring, worker),
+        host: Bell::new(sys::ring, host),
+        name,
+    };
+    crate::engine::core::Core::new(arena, parts, |arena, _| LocalPort::new(arena, limits.peers))
+}
+
+/// Bytes of the fixed part.
+fn fixed_bytes(c: &Config) -> Result<usize> {
+    c.check()?;
+    limits(c).check().map_err(|(name, value, low, high)| {
+        Error::new(Status::Config, format!("{name} is {value}; allowed are {low} to {high}"))
+    })?;
+    let mut arena = Arena::measure();
+    carve(&mut arena, c, b"", Streams::new(-1), (-1, -1));
+    Ok(arena.used())
+}
+
+/// Bytes of a caller's block: the fixed part, room to align it, and a small pool. What is more goes to the pool.
+pub(super) fn block_bytes(c: &Config) -> Result<usize> {
+    Ok(fixed_bytes(c)? + BLOCK_ALIGN + BLOCK_POOL)
+}
+
+pub(super) fn attach_error(e: AttachError) -> Error {
+    match e {
+        AttachError::Os(call, errno) => {
+            let os = std::io::Error::from_raw_os_error(errno);
+            if !matches!(errno, libc::EPERM | libc::EACCES) {
+                return Error::new(Status::Os, format!("{call}: {os}"));
+            }
+            let yama = match sys::ptrace_scope() {
+                Some(n @ 2..) => format!(
+                    "kernel.yama.ptrace_scope is {n}, which forbids it to all but administrators: \
+                     set it to 1 or 0 (sysctl -w kernel.yama.ptrace_scope=1)"
+                ),
+                Some(1) => String::from(
+                    "kernel.yama.ptrace_scope is 1 and the peer did not name this process: set it \
+                     to 0, or use a kvrail in the peer that calls PR_SET_PTRACER",
+                ),
+                _ => String::from(
+                    "kernel.yama.ptrace_scope is not the cause: the peer may be another user's, \
+                     not dumpable (PR_SET_DUMPABLE), or a container may lack CAP_SYS_PTRACE or \
+                     block process_vm_readv by seccomp",
+                ),
+            };
+            Error::new(
+                Status::Permission,
+                format!("the kernel forbids {call} on the peer's process ({os}). {yama}"),
+            )
+        }
+        AttachError::Foreign => Error::new(
+            Status::Refused,
+            "the peer's shared memory is not what it offered: is the same process behind that pid?",
+        ),
+        AttachError::Stranger => Error::new(
+            Status::Refused,
+            "the process behind the peer's pid does not hold the peer's cookie: pid namespaces \
+             differ, or the pid was recycled",
+        ),
+    }
+}
+
+impl Shared {
+    /// Makes everything but the threads. `block`: the caller's memory, or none for the heap.
+    ///
+    /// # Safety
+    /// The caller's memory is unused by anybody else and outlives the result (I1).
+    pub(super) unsafe fn new(config: Config, block: Option<(NonNull<u8>, usize)>) -> Result<Shared> {
+        let fixed = fixed_bytes(&config)?;
+        let (incarnation, secret, cookie) = (sys::random()?, sys::random()?, sys::random()?);
+        let name = match config.name.as_bytes() {
+            [] => format!("kvrail-{}", &super::error::hex(&incarnation)[..16]).into_bytes(),
+            name => name.to_vec(),
+        };
+        let (memory, pool) = match block {
+            None => (own_block(fixed)?, Pool::heap(config.max_bytes)),
+            // SAFETY: I1: by the caller's promise.
+            Some(given) => unsafe { parts_of(given, fixed, config.max_bytes)? },
+        };
+        let (epoll, work, events) = (sys::epoll()?, Event::new()?, Event::new()?);
+        // SAFETY: I1: the block outlives the core (field order of `Shared`), and is ours alone.
+        let mut arena = unsafe { Arena::over(memory.at, fixed) };
+        let net = Streams::new(epoll.as_raw_fd());
+        let core = carve(&mut arena, &config, &name, net, (work.fd(), events.fd()))
+            .ok_or_else(|| Error::new(Status::Internal, "the block is smaller than measured"))?;
+        let peers = core.limits().peers;
+        let random = || u64::from_le_bytes(sys::random().unwrap_or_default());
+        let share = Share::new(peers, config.max_regions, cookie, random).map_err(attach_error)?;
+        for lane in 0..core.limits().lanes {
+            core.with_port(lane, |port, rails| {
+                port.connect(SELF, share.own_memory(SELF));
+                rails[SELF as usize].generation = 1;
+            });
+        }
+        let pool = Arc::new(pool);
+        Ok(Shared {
+            peers: Mutex::new(Peers::new(peers, &name, incarnation)),
+            tables: Tables::new(pool.clone(), config.max_tables),
+            core,
+            pool,
+            share,
+            epoll,
+            work,
+            events,
+            incarnation,
+            secret,
+            host: sys::host_offer(),
+            counts: Counts::default(),
+            stop: AtomicBool::new(false),
+            alive: AtomicBool::new(false),
+            fixed_bytes: fixed,
+            changed: Condvar::new(),
+            config,
+            _block: memory,
+        })
+    }
+
+    /// The peers; whoever holds this is the control side.
+    pub(super) fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the control thread.
+    pub(super) fn nudge(&self) {
+        sys::ring(self.events.fd());
+    }
+
+    pub(super) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    pub(super) fn preparer(&self) -> Preparer<'_, 'static> {
+        Preparer {
+            pool: &self.pool,
+            tables: &self.tables,
+            local: &self.core.local,
+            remote: &self.core.remote,
+            slice_bytes: NonZeroU32::new(self.config.slice_bytes).unwrap_or(NonZeroU32::MIN),
+        }
+    }
+
+    /// True when the peer in `row` can be in none of our regions; a dead process's counts are cleared first.
+    pub(super) fn blob(&self, port: u16, ip: std::net::Ipv4Addr) -> ConnBlob {
+        ConnBlob {
+            name: self.core.name().to_vec(),
+            incarnation: self.incarnation,
+            secret: self.secret,
+            addrs: vec![std::net::SocketAddrV4::new(ip, port)],
+            offer: self.host,
+            max_message: crate::engine::message::MAX_MESSAGE as u32,
+        }
+    }
+}
+
+fn own_block(bytes: usize) -> Result<Block> {
+    let layout = Layout::from_size_align(bytes, BLOCK_ALIGN)
+        .map_err(|e| Error::new(Status::NoMemory, format!("{bytes} bytes of fixed memory: {e}")))?;
+    // SAFETY: I1: the size is not 0. Zeroed pages cost nothing until they are touched.
+    let at = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| {
+        let text = format!("{bytes} bytes of fixed memory are not to be had: lower the capacities");
+        Error::new(Status::NoMemory, text)
+    })?;
+    Ok(Block { at, layout, own: true })
+}
+
+/// # Safety
+/// As for [`Shared::new`].
+unsafe fn parts_of(
+    (at, len): (NonNull<u8>, usize),
+    fixed: usize,
+    limit: u64,
+) -> Result<(Block, Pool)> {
+    let skip = at.as_ptr().align_offset(BLOCK_ALIGN);
+    let need = skip.saturating_add(fixed).saturating_add(BLOCK_POOL);
+    if len < need {
+        let text = format!("the block has {len} bytes and needs {need}: ask kvr_engine_size()");
+        return Err(Error::new(Status::Capacity, text));
+    }
+    let layout = Layout::new::<u8>();
+    // SAFETY: I1: inside the caller's block, by the check above.
+    let (block, rest) = unsafe { (at.add(skip), at.add(skip + fixed)) };
+    let ahead = rest.as_ptr().align_offset(BLOCK_ALIGN);
+    let room = len - skip - fixed - ahead;
+    // SAFETY: I1: the rest of the caller's block, which nobody else uses.
+    let pool = unsafe { Pool::block(rest.add(ahead), room, limit) };
+    Ok((Block { at: block, layout, own: false }, pool))
+}

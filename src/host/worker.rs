@@ -1,0 +1,49 @@
+//! The progress thread: polls while there is something to do, spins for a moment, then sleeps until somebody rings or a
+//! message comes.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::shared::Shared;
+use super::sys;
+use crate::sync::spin_loop;
+
+/// How long it sleeps when a socket took only part of a message, or messages wait for room.
+const SOON_MS: i32 = 1;
+
+pub(super) fn run(shared: &Arc<Shared>) {
+    sys::block_signals();
+    let spin = Duration::from_micros(u64::from(shared.config.spin_us));
+    let core = &shared.core;
+    let mut last = Instant::now();
+    while !shared.stopping() {
+        if core.poll() {
+            last = Instant::now();
+            continue;
+        }
+        if last.elapsed() < spin {
+            spin_loop();
+            continue;
+        }
+        core.worker().doze();
+        if core.has_work() || shared.stopping() {
+            core.worker().rise();
+            std::thread::yield_now();
+            continue;
+        }
+        let mut files = [
+            sys::interest(shared.work.fd(), libc::POLLIN),
+            sys::interest(shared.epoll.as_raw_fd(), libc::POLLIN),
+        ];
+        sys::wait(&mut files, if core.is_stuck() { SOON_MS } else { -1 });
+        core.worker().rise();
+        shared.work.clear();
+        if files[0].revents == 0 && files[1].revents != 0 && !core.poll() {
+            // Readable, but nothing could be taken: the application leaves its messages lying, or a stream is closed
+            // and its peer about to be buried.
+            sys::wait(&mut [], SOON_MS);
+        }
+        last = Instant::now();
+    }
+}

@@ -1,0 +1,276 @@
+"""The demo as its user runs it: real processes, real agents, real signals.
+
+KVRAIL_DEMO_BACKEND=UCX runs the same tests without our plugin."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BACKEND = os.environ.get("KVRAIL_DEMO_BACKEND", "RBLN")
+SMALL = ("--tokens", "80")
+LIMIT = 60
+
+
+class Demo:
+    """A run in a process group of its own, marked so that its workers are found again."""
+
+    def __init__(self, *flags, env=None, backend=BACKEND):
+        self.mark = uuid.uuid4().hex
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kvrail_demo", "--backend", backend, *flags],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={
+                **os.environ, "PYTHONPATH": str(REPOSITORY / "bindings" / "python"),
+                "KVRAIL_DEMO_MARK": self.mark, **(env or {}),
+            },
+        )
+
+    def workers(self):
+        """{role: process id} of the workers that run now."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                if not entry.name.isdigit() or self.mark not in (entry / "environ").read_text():
+                    continue
+                words = (entry / "cmdline").read_text().split("\0")
+                if "kvrail_demo.worker" in words:
+                    found[words[words.index("kvrail_demo.worker") + 1]] = int(entry.name)
+            except OSError:
+                continue
+        return found
+
+    def catches(self, *signums):
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        caught = int(status.split("SigCgt:")[1].split()[0], 16)
+        return all(caught >> (signum - 1) & 1 for signum in signums)
+
+    def wait_for(self, text):
+        """Reads standard error until a line has `text`."""
+        seen = ""
+        for line in self.process.stderr:
+            seen += line
+            if text in line:
+                return seen
+        raise AssertionError(f"never said {text!r}: {seen}")
+
+    def end(self, limit=LIMIT):
+        out, err = self.process.communicate(timeout=limit)
+        assert "Traceback" not in err, err
+        self.no_orphans()
+        return self.process.returncode, out, err
+
+    def no_orphans(self, limit=5):
+        until = time.monotonic() + limit
+        while self.workers():
+            assert time.monotonic() < until, f"still running: {self.workers()}"
+            time.sleep(0.05)
+
+
+def run(*flags, **more):
+    return Demo(*flags, **more).end()
+
+
+def run_json(*flags, **more):
+    code, out, err = run("--json", *flags, **more)
+    assert out.count("\n") == 1, out
+    return code, json.loads(out), err
+
+
+@pytest.mark.parametrize("rails", [1, 3])
+@pytest.mark.parametrize("direction", ["pull", "push"])
+def test_a_kv_cache_moves_and_every_byte_is_right(direction, rails):
+    flags = ("--direction", direction, "--rails", str(rails), "--seed", "5")
+    code, report, err = run_json(*SMALL, *flags)
+    assert code == 0 and report["ok"] is True and report["error"] is None, err
+    assert report["bytes"] == 80 * (112 << 10) == report["check"]["compared"]
+    assert report["descriptors"] == 28 * 5 >= report["merged_descriptors"] > 28
+    assert report["seconds"] > 0 and report["gb_per_s"] > 0 and report["post_us"] > 0
+    note = report["notification"]
+    receiver, sender = ("prefill", "decode") if direction == "pull" else ("decode", "prefill")
+    assert note["by"] == receiver and note["from"].startswith(sender)
+    assert note["text"] == "cmpl-00000005:1"
+    # pull: the sender's used blocks are freed; push: they must still be there.
+    spare = report["blocks"]["decode"] - 5
+    kept = report["blocks"]["prefill"] - (5 if direction == "pull" else 0)
+    assert report["check"]["untouched"] == 28 * (spare + kept) * report["block_bytes"]
+    if BACKEND == "RBLN":
+        assert report["transport"] == "local"
+        assert len(report["rails"]) == rails
+        assert sum(rail["bytes"] for rail in report["rails"]) == report["bytes"]
+        assert 0 < report["work_requests"] <= report["descriptors"]
+        assert report["engine_post_us"] > 0
+    else:
+        assert report["rails"] is None and report["transport"] is None
+
+
+def test_the_table_shows_what_was_asked_for():
+    code, out, err = run(*SMALL, "--seed", "6")
+    assert code == 0, err
+    rows = {line.split("  ")[0] for line in out.splitlines()}
+    assert rows >= {
+        "model", "request", "path", "bytes", "descriptors", "work requests", "time",
+        "time in post", "notification", "check", "seed",
+    }
+    assert "GB/s" in out and "cmpl-00000006:1" in out
+    for phase in ("filling", "moving", "checking"):
+        assert f"{phase:<9}[{'#' * 30}] 100%" in err
+    assert "prefill got 'cmpl-00000006:1' from decode-" in err
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+def test_a_wrong_block_is_found(direction):
+    code, report, err = run_json(*SMALL, "--spoil", "--direction", direction)
+    assert code == 1 and report["ok"] is False
+    assert "bytes differ from block" in report["error"] and "decode: layer 0" in report["error"]
+    assert "the check failed" in err
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+def test_a_block_in_a_wrong_place_is_found_where_it_should_be_and_where_it_is(direction):
+    code, report, _ = run_json(*SMALL, "--spoil", "target", "--direction", direction)
+    assert code == 1
+    assert "bytes differ from block" in report["error"]
+    assert "bytes differ from its untouched pattern" in report["error"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--model", "llama-3.1-70b", "--tokens", "16"),
+        ("--model", "llama-3.1-70b", "--tokens", "64", "--tp", "8", "--direction", "push"),
+        ("--model", "llama-3.1-8b", "--tokens", "100", "--block-size", "64"),
+        ("--tokens", "3", "--block-size", "1"),
+        ("--tokens", "1"),
+    ],
+)
+def test_other_shapes(flags):
+    code, report, err = run_json(*flags)
+    assert code == 0 and report["ok"], err
+
+
+def test_a_registration_longer_than_one_notification_goes_in_parts():
+    """12,000 block numbers are more than the 64 KiB that a notification carries."""
+    flags = ("--tokens", "12000", "--block-size", "1", "--tp", "8", "--direction", "push")
+    code, report, err = run_json(*flags)
+    assert code == 0 and report["descriptors"] == 28 * 12000, err
+
+
+def test_what_does_not_fit_is_refused_before_it_is_allocated():
+    demo = Demo("--json", "--model", "llama-3.1-70b", "--tokens", "100000000")
+    code, out, err = demo.end()
+    assert code == 2 and json.loads(out)["ok"] is False
+    assert "needs" in err and "GiB" in err and "use --tokens " in err
+    assert time.monotonic() - demo.began < 10
+
+
+@pytest.mark.parametrize(
+    "flags, text",
+    [
+        (("--tokens", "0"), "--tokens is 0"),
+        (("--tp", "3"), "--tp is 3"),
+        (("--rails", "0"), "--rails is 0"),
+        (("--model", "gpt-2"), "'gpt-2'"),
+        (("--nonsense",), "--nonsense"),
+    ],
+)
+def test_a_bad_flag_is_refused_in_json_too(flags, text):
+    code, report, err = run_json(*flags)
+    assert code == 2 and text in report["error"] and text in err
+
+
+def test_a_missing_plugin_is_named(tmp_path):
+    code, _, err = run(env={"NIXL_PLUGIN_DIR": str(tmp_path)}, backend="RBLN")
+    assert code == 2
+    assert str(tmp_path / "libplugin_RBLN.so") in err and "make demo" in err
+
+
+def test_a_plugin_that_nixl_does_not_have_is_named():
+    code, _, err = run(*SMALL, backend="NO_SUCH")
+    assert code == 1 and "no plugin NO_SUCH" in err
+
+
+@pytest.mark.parametrize("whom", ["group", "parent"])
+def test_interrupted_in_the_middle(whom):
+    demo = Demo("--json", "--hold", "30", *SMALL)
+    demo.wait_for("filling")
+    assert set(demo.workers()) == {"prefill", "decode"}
+    interrupt(demo, whom)
+    code, out, err = demo.end(15)
+    assert code == 130 and "stopped by SIGINT" in err
+    assert json.loads(out)["ok"] is False
+
+
+def interrupt(demo, whom):
+    pid = demo.process.pid
+    os.killpg(pid, signal.SIGINT) if whom == "group" else os.kill(pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("after", [0, 0.02, 0.05, 0.1, 0.3, 0.8, 1.6])
+def test_interrupted_at_any_time(after):
+    demo = Demo("--hold", "30", *SMALL)
+    # Before this point Python itself is still starting: it answers SIGINT with a traceback.
+    while not demo.catches(signal.SIGINT, signal.SIGHUP):
+        time.sleep(0.001)
+    time.sleep(after)
+    interrupt(demo, "group")
+    assert demo.end(15)[0] == 130
+
+
+def test_more_interrupts_change_nothing():
+    demo = Demo("--hold", "30", *SMALL)
+    demo.wait_for("filling")
+    while demo.process.poll() is None:
+        interrupt(demo, "group")
+        time.sleep(0.001)
+    assert demo.end(15)[0] == 130
+
+
+def test_an_interrupt_means_nothing_to_a_worker():
+    """A terminal sends it to all three; what it means is the parent's to say."""
+    demo = Demo("--hold", "1", *SMALL)
+    demo.wait_for("filling")
+    for pid in demo.workers().values():
+        os.kill(pid, signal.SIGINT)
+    assert demo.end()[0] == 0
+
+
+def test_terminated():
+    demo = Demo("--hold", "30", *SMALL)
+    demo.wait_for("filling")
+    demo.process.terminate()
+    assert demo.end(15)[0] == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_killed_worker_is_named_and_the_other_ends(role):
+    demo = Demo("--json", "--hold", "30", *SMALL)
+    demo.wait_for("filling")
+    os.kill(demo.workers()[role], signal.SIGKILL)
+    code, out, err = demo.end(15)
+    assert code == 1 and f"{role} was killed by SIGKILL" in err
+    assert json.loads(out)["error"].startswith(f"{role} was killed by SIGKILL")
+
+
+def test_a_worker_that_hangs_ends_the_run_within_the_timeout():
+    demo = Demo("--timeout", "2", "--hold", "1", *SMALL)
+    demo.wait_for("filling")
+    os.kill(demo.workers()["decode"], signal.SIGSTOP)
+    code, _, err = demo.end(20)
+    assert code == 1 and "decode in phase 'hold'" in err and " 3.0 s" in err
+
+
+def test_the_workers_end_with_a_killed_parent():
+    demo = Demo("--hold", "30", *SMALL)
+    demo.wait_for("filling")
+    demo.process.kill()
+    demo.process.communicate()
+    demo.no_orphans()

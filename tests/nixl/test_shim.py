@@ -1,0 +1,53 @@
+"""The plugin file itself, and the shim against a scripted C ABI (shim_test.cpp)."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIM = ROOT / "bindings" / "nixl"
+INCLUDE = Path(os.environ.get("KVRAIL_INCLUDE", ROOT / "include"))
+
+
+def said(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+def test_shim(tmp_path, standard):
+    program = tmp_path / "shim_test"
+    subprocess.run(
+        [os.environ.get("CXX", "g++"), f"-std={standard}", "-g", "-O1", "-Wall", "-Wextra",
+         "-Werror", "-pedantic", "-fsanitize=address,undefined", f"-I{INCLUDE}", f"-I{SHIM}",
+         Path(__file__).with_name("shim_test.cpp"), SHIM / "engine.cpp", SHIM / "plugin.cpp",
+         "-ldl", "-o", program], check=True)
+    ran = subprocess.run([program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_exports_two_names(plugin_dir):
+    names = said("nm", "-D", "--defined-only", plugin_dir / "libplugin_RBLN.so").split()[2::3]
+    assert sorted(names) == ["nixl_plugin_fini", "nixl_plugin_init"]
+
+
+def test_needs_nothing_of_nixl(plugin_dir):
+    plugin = plugin_dir / "libplugin_RBLN.so"
+    needed = set(re.findall(r"NEEDED.*\[(.*)\]", said("readelf", "-d", plugin)))
+    assert needed <= {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6",
+                      "ld-linux-x86-64.so.2"}
+    # C++ names that are left to others are the standard library's.
+    undefined = said("nm", "-DC", "--undefined-only", plugin)
+    assert "nixl" not in undefined.lower() and "kvr_" not in undefined
+
+
+def test_plugin_info_before_creation(plugin_dir):
+    """NIXL runs init and fini for the parameters, and init again for the backend."""
+    from rig import agent_of
+
+    agent = agent_of()
+    for _ in range(3):
+        assert agent.get_plugin_params("RBLN")
+        agent_of()

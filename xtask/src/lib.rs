@@ -1,0 +1,58 @@
+//! The tasks of `cargo xtask`, as a library so that `cargo test` runs the same checks.
+
+pub mod header;
+pub mod pkgconfig;
+pub mod symbols;
+
+use core::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Why a task failed, and what to do about it.
+#[derive(Debug)]
+pub struct Failure(pub String);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl core::error::Error for Failure {}
+
+/// The workspace's root.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Reads a file of the repository.
+pub fn read(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|e| Failure(format!("cannot read {}: {e}", path.display())))
+}
+
+/// Writes a generated file.
+pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|e| Failure(format!("cannot write {}: {e}", path.display())))
+}
+
+/// Fails when a generated file differs from what its generator says now.
+pub fn drift(root: &Path) -> Result<(), Failure> {
+    same(root, header::PATH, &header::generate(root)?, "cargo xtask header")?;
+    same(root, symbols::PATH, &symbols::from_header(root)?, "cargo xtask symbols")
+}
+
+fn same(root: &Path, path: &str, want: &str, task: &str) -> Result<(), Failure> {
+    let have = fs::read_to_string(root.join(path)).unwrap_or_default();
+    if have == want {
+        return Ok(());
+    }
+    let line = have.lines().zip(want.lines()).take_while(|(a, b)| a == b).count();
+    let (a, b) = (have.lines().nth(line), want.lines().nth(line));
+    Err(Failure(format!(
+        "{path} differs from ffi/src in line {}: it has {:?}, ffi/src says {:?}; run `{task}` \
+         and commit the file",
+        line + 1,
+        a.unwrap_or("nothing"),
+        b.unwrap_or("nothing")
+    )))
+}
