@@ -46,7 +46,9 @@ impl IndexStack {
         loop {
             links[last as usize].store(head as u32, Ordering::Relaxed);
             let new = pack(next_tag(head), first);
-            match self.0.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed) {
+            let order =
+                if cfg!(mutant = "stack_push") { Ordering::Relaxed } else { Ordering::AcqRel };
+            match self.0.compare_exchange_weak(head, new, order, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }
