@@ -25,3 +25,34 @@ pub use imp::*;
 pub mod shared {
     pub use core::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 }
+
+/// A cell that a protocol of the engine guards: the model checker sees every access, and two at
+/// once.
+#[cfg(loom)]
+pub use loom::cell::UnsafeCell as Guarded;
+
+/// A cell that a protocol of the engine guards: the model checker sees every access, and two at
+/// once.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub struct Guarded<T>(UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> Guarded<T> {
+    /// A cell that holds `value`.
+    pub const fn new(value: T) -> Guarded<T> {
+        Guarded(UnsafeCell::new(value))
+    }
+
+    /// Calls `f` with a pointer to read through, for the length of the call.
+    #[inline]
+    pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+        f(self.0.get())
+    }
+
+    /// Calls `f` with a pointer to write through, for the length of the call.
+    #[inline]
+    pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}

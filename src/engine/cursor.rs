@@ -30,7 +30,9 @@ impl Cursor {
     /// Opens it for a new post, from op 0. Only the posting thread calls this. Release: the ops are visible to claimers.
     pub fn open(&self) {
         let epoch = (self.0.load(Ordering::Relaxed) >> 33) + 1;
-        self.0.store(epoch << 33, Ordering::Release);
+        let order =
+            if cfg!(mutant = "cursor_open") { Ordering::Relaxed } else { Ordering::Release };
+        self.0.store(epoch << 33, order);
     }
 
     /// Closes it: no claim succeeds from here on. Idempotent.

@@ -13,7 +13,7 @@ use crate::engine::cursor::{Cursor, Seen};
 use crate::engine::stack::{IndexStack, NONE};
 use crate::engine::state::{Phase, State, StateWord};
 use crate::status::Status;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell};
+use crate::sync::{AtomicU32, AtomicU64, Guarded, Ordering};
 use crate::table::{Direction, Op};
 
 /// A region that a prepared transfer names, with the generation that it had.
@@ -104,7 +104,7 @@ pub struct Slot {
     pub message: AtomicU32,
     /// For `info`.
     pub counters: Counters,
-    body: UnsafeCell<Body>,
+    body: Guarded<Body>,
 }
 
 // SAFETY: I3: `body` is written only by the thread that holds the slot exclusively (prepare) and read only under a hold
@@ -128,7 +128,7 @@ impl Slot {
                 failed_pair: AtomicU64::new(u64::MAX),
                 post_ns: AtomicU64::new(0),
             },
-            body: UnsafeCell::new(Body::EMPTY),
+            body: Guarded::new(Body::EMPTY),
         }
     }
 
@@ -138,7 +138,7 @@ impl Slot {
     /// The caller popped this slot from the free list and nobody else has a handle of this life (I3).
     pub unsafe fn set_body(&self, body: Body) {
         // SAFETY: I3: exclusive by the caller's promise; claimers see a closed cursor and do not look.
-        unsafe { *self.body.get() = body };
+        self.body.with_mut(|b| unsafe { *b = body });
     }
 
     /// The body.
@@ -148,7 +148,7 @@ impl Slot {
     /// that can release it (I3).
     pub unsafe fn body(&self) -> Body {
         // SAFETY: I3: by the caller's promise the body is not being written.
-        unsafe { *self.body.get() }
+        self.body.with(|b| unsafe { *b })
     }
 
     /// Raises a hold.
@@ -200,7 +200,7 @@ impl Slot {
     /// and closes the cursor. The caller holds the slot.
     pub fn arrived(&self, n: u32, bytes: u64) {
         self.counters.bytes_done.fetch_add(bytes, Ordering::Relaxed);
-        if self.left.fetch_sub(n, Ordering::AcqRel) != n {
+        if self.count_down(n) != n {
             return;
         }
         let s = self.state.load();
@@ -209,6 +209,16 @@ impl Slot {
         {
             self.cursor.close();
         }
+    }
+
+    fn count_down(&self, n: u32) -> u32 {
+        if cfg!(mutant = "left_split") {
+            // Load and store instead of one step: two rails both think the other brings the last.
+            let left = self.left.load(Ordering::Acquire);
+            self.left.store(left - n, Ordering::Release);
+            return left;
+        }
+        self.left.fetch_sub(n, Ordering::AcqRel)
     }
 
     /// A look at the cursor by somebody who wants to claim; `None` unless the post is active. The cursor opens before the
@@ -226,18 +236,18 @@ impl Slot {
 
     /// Ends an active transfer with an error. The caller holds the slot. False when it was not active.
     pub fn end(&self, status: Status) -> bool {
-        let s = self.state.load();
-        self.end_life(s.generation, status)
+        self.end_seen(self.state.load(), status)
     }
 
-    /// The same, if the slot is still in the life `generation`.
-    pub fn end_life(&self, generation: u32, status: Status) -> bool {
-        let s = self.state.load();
-        let active = s.phase == Phase::Active && s.generation == generation;
-        if !active || !self.state.change(s, s.to(Phase::Ending, status)) {
+    /// The same, if the slot is still in the very state `seen`, that is, in this life and this post.
+    pub fn end_seen(&self, seen: State, status: Status) -> bool {
+        let active = seen.phase == Phase::Active;
+        if !active || !self.state.change(seen, seen.to(Phase::Ending, status)) {
             return false;
         }
-        self.cursor.close();
+        if !cfg!(mutant = "end_open") {
+            self.cursor.close();
+        }
         true
     }
 }

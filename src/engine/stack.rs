@@ -16,6 +16,14 @@ const fn pack(tag: u32, index: u32) -> u64 {
     ((tag as u64) << 32) | index as u64
 }
 
+const fn next_tag(head: u64) -> u32 {
+    let tag = (head >> 32) as u32;
+    if cfg!(mutant = "stack_tag") {
+        return tag;
+    }
+    tag.wrapping_add(1)
+}
+
 impl IndexStack {
     /// An empty stack.
     pub fn new() -> IndexStack {
@@ -37,8 +45,10 @@ impl IndexStack {
         let mut head = self.0.load(Ordering::Relaxed);
         loop {
             links[last as usize].store(head as u32, Ordering::Relaxed);
-            let new = pack(((head >> 32) as u32).wrapping_add(1), first);
-            match self.0.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed) {
+            let new = pack(next_tag(head), first);
+            let order =
+                if cfg!(mutant = "stack_push") { Ordering::Relaxed } else { Ordering::AcqRel };
+            match self.0.compare_exchange_weak(head, new, order, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }
@@ -68,17 +78,8 @@ impl IndexStack {
                 };
                 rest = link.load(Ordering::Relaxed);
             }
-            let tag = if cfg!(mutant = "stack_tag") {
-                (head >> 32) as u32
-            } else {
-                ((head >> 32) as u32).wrapping_add(1)
-            };
-            match self.0.compare_exchange_weak(
-                head,
-                pack(tag, rest),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
+            let new = pack(next_tag(head), rest);
+            match self.0.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(first),
                 Err(now) => head = now,
             }

@@ -2,7 +2,7 @@
 
 use crate::engine::core::Core;
 use crate::engine::peer::Link;
-use crate::engine::slot::{Body, RegionRef, Slot};
+use crate::engine::slot::{Body, RegionRef};
 use crate::engine::stack::NONE;
 use crate::engine::state::{Phase, State};
 use crate::handle::{Handle, Kind};
@@ -75,7 +75,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         };
         // Whoever closes a region closes it first and then looks for transfers that are posting or active (`quiesce`); we
         // say first that we are posting and then look whether all is open.
-        fence(Ordering::SeqCst);
+        if !cfg!(mutant = "post_fence") {
+            fence(Ordering::SeqCst);
+        }
         if !self.regions_open(&body) {
             return refuse(Status::Stale);
         }
@@ -98,7 +100,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         slot.state.change(posting, posting.to(Phase::Active, Status::InProgress));
         // Whoever closes a peer closes it first, then looks for active transfers, then closes its rails, which ends every
         // claim; we are active first and then look whether it is there.
-        fence(Ordering::SeqCst);
+        if !cfg!(mutant = "peer_fence") {
+            fence(Ordering::SeqCst);
+        }
         let peer = self.peer_state(body.peer);
         if peer.link == Link::Dead || peer.generation != body.peer_generation {
             slot.end(if peer.status.is_err() { peer.status } else { Status::Disconnected });
@@ -165,7 +169,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let (index, state) = self.transfer(raw)?;
         let slot = &self.slots[index as usize];
         slot.enter();
-        slot.end_life(state.generation, Status::Cancelled);
+        slot.end_seen(state, Status::Cancelled);
         self.leave(index);
         Ok(())
     }
@@ -223,14 +227,22 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// and ask again.
     pub fn quiesce(&self, region: RegionRef) -> Result<(), Status> {
         fence(Ordering::SeqCst);
+        // One that is being posted may have found the region open, and rails may claim of it before it
+        // could be ended. Asked before the walk, which finds whoever is active by then; asked after
+        // it, one that became active meanwhile would pass both.
+        let late = cfg!(mutant = "quiesce_late");
+        let posting = !late && self.any(Phase::Posting);
         self.end_where(Status::Cancelled, |body| uses(body, region));
-        // Those that were ended (by us or anybody) may still have claims in flight until they are past `Ending`; one that is
-        // being posted may have found the region open, and rails may claim of it before it could be ended.
-        let unsettled = |s: &Slot| matches!(s.state.load().phase, Phase::Ending | Phase::Posting);
-        if self.slots.iter().any(unsettled) {
+        let posting = posting || (late && self.any(Phase::Posting));
+        // Those that were ended (by us or anybody) may still have claims in flight until they are past `Ending`.
+        if posting || self.any(Phase::Ending) {
             return Err(Status::Busy);
         }
         Ok(())
+    }
+
+    fn any(&self, phase: Phase) -> bool {
+        self.slots.iter().any(|s| s.state.load().phase == phase)
     }
 
     /// An active transfer that uses a region.
@@ -290,7 +302,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         slot.enter();
         let same = slot.state.load() == mark.state && slot.left() == mark.left;
-        let ended = same && slot.end_life(mark.state.generation, Status::Stalled);
+        let ended = same && slot.end_seen(mark.state, Status::Stalled);
         self.leave(index);
         ended
     }
