@@ -1,7 +1,8 @@
-//! Every atomic, cell and fence of the crate, named once for real hardware and once for the model checker.
+//! Every atomic, cell and fence of the crate, named once for real hardware and once for the model
+//! checker.
 //!
-//! No other file names `core::sync::atomic` or `loom` (`tests/tidy.rs` checks). Device-memory ordering is not here:
-//! loom knows nothing of devices.
+//! No other file names `core::sync::atomic` or `loom` (`tests/tidy.rs` checks). Device-memory
+//! ordering is not here: loom knows nothing of devices.
 
 #[cfg(not(loom))]
 mod imp {
@@ -20,14 +21,14 @@ mod imp {
 pub use core::sync::atomic::Ordering;
 pub use imp::*;
 
-/// Atomics that live in memory shared with another process. A model checker cannot follow those, so these are the
-/// hardware's own under loom too.
+/// Atomics that live in memory shared with another process. A model checker cannot follow those, so
+/// these are the hardware's own under loom too.
 pub mod shared {
     pub use core::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 }
 
-/// A cell that a protocol of the engine guards: the model checker sees every access, and two at
-/// once.
+/// A cell that a protocol of the engine guards: the model checker sees every access, and two
+/// at once.
 #[cfg(loom)]
 pub use loom::cell::UnsafeCell as Guarded;
 

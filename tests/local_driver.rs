@@ -1,8 +1,14 @@
-//! The `local` driver between real processes: recycled process numbers, dead peers, forbidden copies, and memory that is
-//! handed back while a peer writes.
+//! The `local` driver between real processes: recycled process numbers, dead peers, forbidden
+//! copies, and memory that is handed back while a peer writes.
 //!
-//! A child is this very test binary, started again with `KVRAIL_TEST_ROLE`; `child()` is then its only test.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+//! A child is this very test binary, started again with `KVRAIL_TEST_ROLE`; `child()` is then its
+//! only test.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests fail by panicking"
+)]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -208,8 +214,8 @@ impl Rig {
     }
 }
 
-/// A process with exactly this number, which maps `BYTES` bytes of 0x5A at `at` and waits. `None`: the kernel does not let
-/// us choose the number.
+/// A process with exactly this number, which maps `BYTES` bytes of 0x5A at `at` and waits. `None`:
+/// the kernel does not let us choose the number.
 fn stranger(pid: i32, at: u64) -> Option<i32> {
     #[repr(C)]
     struct CloneArgs([u64; 11]);
@@ -368,7 +374,8 @@ fn memory_that_was_deregistered_is_not_written_any_more() {
         }
         match home.deregister(r.raw(), true) {
             Ok(()) => {
-                // What a batch writes last comes first: a writer that is still inside would overwrite it.
+                // What a batch writes last comes first: a writer that is still inside would
+                // overwrite it.
                 for end in [LEN, LEN / 2] {
                     memory[end - 4096..end].fill(0xAA);
                 }

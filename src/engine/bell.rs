@@ -1,7 +1,7 @@
 //! The doorbell of a thread that sleeps when there is nothing to do.
 //!
-//! The sleeper raises `asleep`, then looks for work once more, then waits. A publisher publishes, then looks at
-//! `asleep`. A full fence on each side makes one of them see the other.
+//! The sleeper raises `asleep`, then looks for work once more, then waits. A publisher publishes,
+//! then looks at `asleep`. A full fence on each side makes one of them see the other.
 
 use crate::sync::{fence, AtomicBool, Ordering};
 

@@ -1,4 +1,5 @@
-//! The hot path: a lane's token holder claims ops, turns them into work requests, and retires completions.
+//! The hot path: a lane's token holder claims ops, turns them into work requests, and retires
+//! completions.
 
 use crate::engine::core::Core;
 use crate::engine::lane::{Inner, Lane, LANE_CLAIMS};
@@ -20,8 +21,8 @@ pub(super) enum Served {
 }
 
 impl<'m, P: Port, N: Net> Core<'m, P, N> {
-    /// One round over one lane: completions, then one claim for each published transfer. False when another thread
-    /// holds the token or nothing moved.
+    /// One round over one lane: completions, then one claim for each published transfer. False when
+    /// another thread holds the token or nothing moved.
     pub fn poll_lane(&self, index: u32) -> bool {
         let lane = &self.lanes[index as usize];
         if !lane.token.try_take() {
@@ -86,7 +87,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.post_claim(lane, inner, &body, claim)
     }
 
-    /// A claim for this lane, or `None`. The caller holds the slot and keeps the hold for the claim.
+    /// A claim for this lane, or `None`. The caller holds the slot and keeps the hold for the
+    /// claim.
     fn claim(
         &self,
         lane: &Lane<'m, P>,
@@ -143,8 +145,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// A rail that a transfer was published to is down: every lane may carry it now. It stays published here too, for when
-    /// the rail comes back. Publishes once, so that transfers which wait for a reconnect do not keep anybody awake.
+    /// A rail that a transfer was published to is down: every lane may carry it now. It stays
+    /// published here too, for when the rail comes back. Publishes once, so that transfers
+    /// which wait for a reconnect do not keep anybody awake.
     fn share(&self, index: u32) {
         for other in self.lanes {
             if other.set(index) {
@@ -188,13 +191,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         inner.claims += 1;
         lane.outstanding.fetch_add(claim.bytes, Ordering::Relaxed);
         lane.stats.claims.fetch_add(1, Ordering::Relaxed);
-        let batch = Batch {
-            peer: body.peer,
-            direction: body.direction,
-            ops,
-            first_wr,
-            keys: &self.remote,
-        };
+        let batch =
+            Batch { peer: body.peer, direction: body.direction, ops, first_wr, keys: &self.remote };
         let Err((posted, why)) = inner.port.post(&batch) else { return Served::Claimed };
         let unposted = claim.count - posted.min(claim.count);
         let bytes = ops[posted as usize..].iter().map(|o| u64::from(o.len)).sum();
@@ -207,7 +205,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         if why == PostError::Rail {
             self.rail_failed(lane, inner, body.peer);
         }
-        // Something is in flight: who polls must come back, with a driver that works inside post at once.
+        // Something is in flight: who polls must come back, with a driver that works inside post at
+        // once.
         if posted > 0 {
             Served::Claimed
         } else {
@@ -215,7 +214,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// Where completions retire claims, and the last one makes a transfer "done" (`Slot::arrived`, `Slot::leave`).
+    /// Where completions retire claims, and the last one makes a transfer "done" (`Slot::arrived`,
+    /// `Slot::leave`).
     fn reap(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>) -> bool {
         let mut moved = false;
         while let Some(c) = inner.port.poll() {
@@ -251,8 +251,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// A claim is out of flight unfinished. Of its bytes, which are counted whole at its end, those arrived whose ops are
-    /// not in it any more. The caller keeps the claim's hold.
+    /// A claim is out of flight unfinished. Of its bytes, which are counted whole at its end, those
+    /// arrived whose ops are not in it any more. The caller keeps the claim's hold.
     fn abandoned(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, claim: &Claim) {
         inner.claims -= 1;
         lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
@@ -268,7 +268,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         carried(lane, &body, arrived);
     }
 
-    /// One work request was refused for its own sake: its transfer ends, the first bad pair is kept.
+    /// One work request was refused for its own sake: its transfer ends, the first bad pair is
+    /// kept.
     fn culprit(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, c: Completion, status: Status) {
         lane.stats.errors.fetch_add(1, Ordering::Relaxed);
         self.retire(lane, inner, c.peer, c.wr);
@@ -293,7 +294,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// A rail broke: it is closed, and what it had not finished goes to the other lanes of each transfer.
+    /// A rail broke: it is closed, and what it had not finished goes to the other lanes of each
+    /// transfer.
     fn rail_failed(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
         inner.port.close(peer);
         inner.rails[peer as usize].generation = 0;
@@ -359,7 +361,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         slot.returns.push(self.return_links, i);
     }
 
-    /// Nothing of a failed transfer is in flight: its message and unclaimed returns go back, then the error is told.
+    /// Nothing of a failed transfer is in flight: its message and unclaimed returns go back, then
+    /// the error is told.
     fn ended(&self, slot: &Slot, state: State) {
         while self.take_return(slot).is_some() {}
         self.drop_message(slot);

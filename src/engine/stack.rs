@@ -1,7 +1,7 @@
 //! Free lists and return lists: stacks of indices, `tag:32 | index:32` in one word.
 //!
-//! The tag grows with every change, so a head that looks the same *is* the same (no ABA), and several entries can be
-//! popped with one CAS.
+//! The tag grows with every change, so a head that looks the same *is* the same (no ABA), and
+//! several entries can be popped with one CAS.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -60,14 +60,16 @@ impl IndexStack {
         self.pop_chain(links, 1)
     }
 
-    /// Pops exactly `n` indices, still linked, the last one's link being meaningless. `None`: fewer are there.
+    /// Pops exactly `n` indices, still linked, the last one's link being meaningless. `None`: fewer
+    /// are there.
     pub fn pop_chain(&self, links: &[AtomicU32], n: u32) -> Option<u32> {
         let mut head = self.0.load(Ordering::Acquire);
         'again: loop {
             let first = head as u32;
             let mut rest = first;
             for _ in 0..n {
-                // A stale walk may read links that were changed meanwhile; the CAS below then fails on the tag.
+                // A stale walk may read links that were changed meanwhile; the CAS below then fails
+                // on the tag.
                 let Some(link) = links.get(rest as usize) else {
                     let now = self.0.load(Ordering::Acquire);
                     if now == head {

@@ -1,8 +1,8 @@
 //! The poll token: who may touch a lane, and the promise that nothing published is overlooked.
 //!
-//! A publisher raises `pending` *before* it tries the token. A holder lowers `pending` before it looks for work, gives
-//! the token back, and reads `pending` again. Both touch `held` by read-modify-write, so either the publisher gets the
-//! token or the holder sees its `pending`.
+//! A publisher raises `pending` *before* it tries the token. A holder lowers `pending` before it
+//! looks for work, gives the token back, and reads `pending` again. Both touch `held` by
+//! read-modify-write, so either the publisher gets the token or the holder sees its `pending`.
 
 use crate::sync::{AtomicBool, Ordering};
 
@@ -44,12 +44,14 @@ impl PollToken {
 
     /// The holder is about to look for work.
     pub fn look(&self) {
-        // A swap, because reading the publisher's `true` is what makes its work visible to the look that follows.
+        // A swap, because reading the publisher's `true` is what makes its work visible to the look
+        // that follows.
         let order = if cfg!(mutant = "token_look") { Ordering::Relaxed } else { Ordering::Acquire };
         self.pending.swap(false, order);
     }
 
-    /// Gives the token back. True: work was published meanwhile, so take it again or see that somebody does.
+    /// Gives the token back. True: work was published meanwhile, so take it again or see that
+    /// somebody does.
     pub fn give_back(&self) -> bool {
         if cfg!(mutant = "token_order") {
             // Reads the flag before the token is free: a publisher in between is overlooked.

@@ -1,5 +1,5 @@
-//! The pool of tables and ops: grows in register and prepare calls only, up to a limit; from the heap, or inside the
-//! caller's block, which never grows.
+//! The pool of tables and ops: grows in register and prepare calls only, up to a limit; from the
+//! heap, or inside the caller's block, which never grows.
 
 use std::alloc::{alloc, dealloc, realloc, Layout};
 use std::mem::{align_of, size_of};
@@ -216,7 +216,10 @@ mod tests {
         for pool in [Pool::heap(16 << 10), block] {
             let (at, len) = fill(&pool).unwrap();
             // SAFETY: I1: the list's own parts.
-            assert!(unsafe { std::slice::from_raw_parts(at.as_ptr(), len) }.iter().copied().eq(0..100));
+            assert!(unsafe { std::slice::from_raw_parts(at.as_ptr(), len) }
+                .iter()
+                .copied()
+                .eq(0..100));
             assert_eq!(pool.used(), 800);
             let big = List::<u64>::new(&pool, 4096).err().unwrap();
             assert_eq!((big.status, big.limit), (Status::NoMemory, pool.limit()));

@@ -87,10 +87,7 @@ impl Drop for TableData {
     }
 }
 
-fn copied<T: Copy>(
-    pool: &Pool,
-    values: &[T],
-) -> core::result::Result<(NonNull<T>, usize), Full> {
+fn copied<T: Copy>(pool: &Pool, values: &[T]) -> core::result::Result<(NonNull<T>, usize), Full> {
     let mut list = List::new(pool, values.len())?;
     for &value in values {
         list.push(value)?;
@@ -100,7 +97,10 @@ fn copied<T: Copy>(
 
 fn full(e: Full) -> Error {
     let text = format!("{} are used up; the limit is {}", e.what, e.limit);
-    Error::new(e.status, format!("{text}: raise max_bytes (KVRAIL_MAX_BYTES), or release transfers or tables"))
+    Error::new(
+        e.status,
+        format!("{text}: raise max_bytes (KVRAIL_MAX_BYTES), or release transfers or tables"),
+    )
 }
 
 /// The tables of an engine.
@@ -204,8 +204,8 @@ impl Regions for Lookup<'_, '_> {
     }
 }
 
-/// Which regions one prepare has met already: a stamp per region slot, so that lists which go to and fro between regions
-/// name each only once.
+/// Which regions one prepare has met already: a stamp per region slot, so that lists which go to
+/// and fro between regions name each only once.
 #[derive(Default)]
 struct Met {
     stamp: u32,
