@@ -133,10 +133,11 @@ impl<L: Link> Channel<L> {
     ) -> Result<bool, Broken> {
         let mut moved = false;
         loop {
-            if self.out_at == self.out_len && self.current.is_none() {
-                if !self.next_frame(pool, fifo, consumed) {
-                    return Ok(moved);
-                }
+            if self.out_at == self.out_len
+                && self.current.is_none()
+                && !self.next_frame(pool, fifo, consumed)
+            {
+                return Ok(moved);
             }
             let mut parts: [&[u8]; 17] = [&[]; 17];
             parts[0] = &self.out[self.out_at..self.out_len];

@@ -378,7 +378,7 @@ impl Control {
     /// Peers whose stream was closed or broke: what they sent before is read, then they are dead.
     fn bury(&self) {
         let shared = &self.shared;
-        let mut gone: Vec<u32> = std::iter::from_fn(|| shared.core.next_broken()).collect();
+        let mut gone: Vec<u32> = core::iter::from_fn(|| shared.core.next_broken()).collect();
         let mut peers = shared.peers();
         for (index, fd) in peers.sockets() {
             if is_closed(fd) {
@@ -465,7 +465,7 @@ pub(super) fn same_place(shared: &Shared, title: &str, blob: &super::blob::ConnB
 }
 
 /// A listener on the configured address and the first free port of the configured range.
-pub(super) fn listen(ip: std::net::Ipv4Addr, ports: (u16, u16)) -> Result<TcpListener> {
+pub(super) fn listen(ip: core::net::Ipv4Addr, ports: (u16, u16)) -> Result<TcpListener> {
     let (low, high) = ports;
     let mut last = None;
     for port in low..=high {

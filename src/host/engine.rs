@@ -1,7 +1,7 @@
 //! The engine as an application sees it: every call of the C ABI, in Rust.
 
-use std::net::Ipv4Addr;
-use std::ptr::NonNull;
+use core::net::Ipv4Addr;
+use core::ptr::NonNull;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};

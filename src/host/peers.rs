@@ -138,7 +138,7 @@ impl Peers {
                 core.remote.free(view);
             }
         }
-        let entry = std::mem::take(self.entry(index));
+        let entry = core::mem::take(self.entry(index));
         self.by_name.remove(&entry.name);
         let s = core.peer_state(index);
         let generation = s.generation.wrapping_add(1).max(1);

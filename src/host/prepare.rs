@@ -1,8 +1,8 @@
 //! Descriptor tables, and prepared transfers: the calls that may take memory from the pool.
 
-use std::cell::RefCell;
-use std::num::NonZeroU32;
-use std::ptr::NonNull;
+use core::cell::RefCell;
+use core::num::NonZeroU32;
+use core::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::{Error, Result};
@@ -50,7 +50,7 @@ impl TableData {
             form: Form::Strided { parts, ends, shape: Shape::default() },
         };
         // SAFETY: I1: this table's own list, which nobody else has seen yet.
-        let slots = unsafe { std::slice::from_raw_parts_mut(ends.0.as_ptr(), ends.1) };
+        let slots = unsafe { core::slice::from_raw_parts_mut(ends.0.as_ptr(), ends.1) };
         let shape = Shape::of(given, slots)
             .map_err(|e| Error::new(e.status(), format!("strided table: {e}")))?;
         data.form = Form::Strided { parts, ends, shape };
@@ -61,10 +61,10 @@ impl TableData {
         // SAFETY: I1: this table's own lists, constant until it is dropped.
         unsafe {
             match self.form {
-                Form::Flat(at, len) => Table::Flat(std::slice::from_raw_parts(at.as_ptr(), len)),
+                Form::Flat(at, len) => Table::Flat(core::slice::from_raw_parts(at.as_ptr(), len)),
                 Form::Strided { parts, ends, shape } => Table::Strided(Strided::new(
-                    std::slice::from_raw_parts(parts.0.as_ptr(), parts.1),
-                    std::slice::from_raw_parts(ends.0.as_ptr(), ends.1),
+                    core::slice::from_raw_parts(parts.0.as_ptr(), parts.1),
+                    core::slice::from_raw_parts(ends.0.as_ptr(), ends.1),
                     shape,
                 )),
             }
@@ -226,7 +226,7 @@ impl Met {
         if stamps.len() <= slot as usize {
             stamps.resize(slot as usize + 1, 0);
         }
-        std::mem::replace(&mut stamps[slot as usize], self.stamp) != self.stamp
+        core::mem::replace(&mut stamps[slot as usize], self.stamp) != self.stamp
     }
 }
 

@@ -1,9 +1,9 @@
 //! What the API calls and the engine's threads share.
 
+use core::num::NonZeroU32;
+use core::ptr::NonNull;
 use std::alloc::{alloc_zeroed, dealloc, Layout};
-use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::blob::{ConnBlob, HostOffer};
@@ -259,12 +259,12 @@ impl Shared {
 
     /// True when the peer in `row` can be in none of our regions; a dead process's counts are
     /// cleared first.
-    pub(super) fn blob(&self, port: u16, ip: std::net::Ipv4Addr) -> ConnBlob {
+    pub(super) fn blob(&self, port: u16, ip: core::net::Ipv4Addr) -> ConnBlob {
         ConnBlob {
             name: self.core.name().to_vec(),
             incarnation: self.incarnation,
             secret: self.secret,
-            addrs: vec![std::net::SocketAddrV4::new(ip, port)],
+            addrs: vec![core::net::SocketAddrV4::new(ip, port)],
             offer: self.host,
             max_message: crate::engine::message::MAX_MESSAGE as u32,
         }

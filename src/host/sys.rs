@@ -160,7 +160,7 @@ pub(super) fn forks() -> u32 {
 }
 
 /// A non-blocking socket that is being connected: it becomes writable when it is, or has failed.
-pub(super) fn connect(to: std::net::SocketAddrV4) -> std::io::Result<std::net::TcpStream> {
+pub(super) fn connect(to: core::net::SocketAddrV4) -> std::io::Result<std::net::TcpStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: I8: plain numbers.
     let fd = unsafe { libc::socket(libc::AF_INET, kind, 0) };

@@ -106,7 +106,7 @@ impl Map {
 
     fn life(&self) -> &AtomicU32 {
         // SAFETY: I5: the mapping is live while a `Map` of it is used; its first page is a header.
-        unsafe { &*(&raw const (*self.header()).life) }
+        unsafe { &(*self.header()).life }
     }
 
     fn word(&self, index: usize) -> &AtomicU32 {
