@@ -300,7 +300,7 @@ fn few_credits_and_rare_completions() {
     for depth in [1, 2, 7, 64] {
         for credits in [depth, depth + 3] {
             for signal in [1, 3, 1_000] {
-                let port = PortConfig { depth, credits, signal, rate: 500, delay: 1, ..PORT };
+                let port = PortConfig { depth, credits, signal, rate: 500, delay: 20, ..PORT };
                 let case =
                     Case::new(with_port(lanes(2), port), Direction::Write, &mut rng, 300, 90);
                 case.post(None);
@@ -312,7 +312,7 @@ fn few_credits_and_rare_completions() {
                 case.verify();
                 // The engine counts credits: it meets a full queue only where the port promised too
                 // many.
-                case.port(0, |p| assert_eq!(p.fulls() > 0, credits > depth && depth < 64));
+                case.port(0, |p| assert_eq!(p.fulls() > 0, credits > depth));
             }
         }
     }

@@ -80,11 +80,13 @@ struct Ring {
     pool: Pool<'static>,
     queue: Queue,
     owner: [UnsafeCell<u32>; BLOCKS],
-    block: Block,
+    _block: Block,
 }
 
 #[repr(align(128))]
-struct Aligned([u8; 2048]);
+struct Aligned {
+    _bytes: [u8; 2048],
+}
 
 struct Block(*mut Aligned);
 
@@ -103,14 +105,14 @@ impl Drop for Block {
 
 impl Ring {
     fn new() -> Arc<Ring> {
-        let block = Block(Box::into_raw(Box::new(Aligned([0; 2048]))));
+        let block = Block(Box::into_raw(Box::new(Aligned { _bytes: [0; 2048] })));
         let base = NonNull::new(block.0.cast::<u8>()).unwrap();
         assert_eq!(base.as_ptr() as usize % BLOCK_ALIGN, 0);
         // SAFETY: the block outlives the pool, see `Ring`.
         let mut arena = unsafe { Arena::over(base, size_of::<Aligned>()) };
         let pool = Pool::new(&mut arena, BLOCKS as u32).expect("2 KiB hold four blocks");
         let owner = core::array::from_fn(|_| UnsafeCell::new(0));
-        Arc::new(Ring { pool, queue: Queue::new(), owner, block })
+        Arc::new(Ring { pool, queue: Queue::new(), owner, _block: block })
     }
 
     /// Sends a message that says `value`.
