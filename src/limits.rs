@@ -1,5 +1,7 @@
 //! Every capacity of an engine, and the one place that checks and adds them up.
 
+use crate::engine::channel::{cost, READ_RESERVE};
+use crate::engine::message::{BLOCK, MAX_MESSAGE};
 use crate::handle::MAX_INDEX;
 
 /// Capacities that are fixed when an engine is made.
@@ -45,12 +47,20 @@ impl Limits {
             }
             i += 1;
         }
+        let need = self.least_message_bytes();
+        if (self.message_bytes as u64) < need && need <= MAX_MESSAGE_BYTES as u64 {
+            return Err(("message_bytes", self.message_bytes, need as u32, MAX_MESSAGE_BYTES));
+        }
+        if need > MAX_MESSAGE_BYTES as u64 {
+            let most = (MAX_MESSAGE_BYTES as u64 / (self.window() + 1)) as u32;
+            return Err(("max_peers", self.peers, 2, most));
+        }
         Ok(())
     }
 
     /// Blocks of each message pool.
     pub const fn blocks(&self) -> u32 {
-        self.message_bytes / crate::engine::message::BLOCK as u32
+        self.message_bytes / BLOCK as u32
     }
 
     /// Return entries: one for each claim that can be in flight, and one for each transfer and lane
@@ -59,11 +69,33 @@ impl Limits {
         self.lanes * (crate::engine::lane::LANE_CLAIMS + self.transfers)
     }
 
-    /// Bytes that a peer may have in flight towards this engine's application.
+    /// What every peer may have in flight towards this engine's application, always: one longest
+    /// message. A peer that sends much is given more out of [`Limits::spare_window`].
     pub const fn window(&self) -> u64 {
-        self.message_bytes as u64 / 2
+        cost(MAX_MESSAGE)
+    }
+
+    /// Most that one peer is given.
+    pub const fn max_window(&self) -> u64 {
+        let quarter = self.message_bytes as u64 / 4;
+        if quarter > self.window() {
+            quarter
+        } else {
+            self.window()
+        }
+    }
+
+    /// What is left of the incoming blocks when every peer has its window. All windows together
+    /// thus never exceed the blocks, so a reader can always read on.
+    pub const fn spare_window(&self) -> u64 {
+        (self.message_bytes as u64).saturating_sub(self.least_message_bytes())
+    }
+
+    /// Message bytes that so many peers need.
+    const fn least_message_bytes(&self) -> u64 {
+        READ_RESERVE as u64 * BLOCK as u64 + self.peers as u64 * self.window()
     }
 }
 
 const _: () = assert!(1 << 22 <= MAX_INDEX && 65_536 <= MAX_INDEX);
-const _: () = assert!(MIN_MESSAGE_BYTES / 2 / 256 > crate::engine::channel::READ_RESERVE);
+const _: () = assert!(MIN_MESSAGE_BYTES / 2 / 256 > READ_RESERVE);

@@ -10,6 +10,7 @@
 //! Owned by the holder of the message token.
 
 use crate::engine::message::{Fifo, Header, Message, Pool, MAX_MESSAGE, MAX_NAME};
+use crate::engine::stack::NONE;
 use crate::nic::{Closed, Link};
 
 const FRAME: usize = 16;
@@ -80,7 +81,7 @@ pub struct Channel<L> {
 
 impl<L: Link> Channel<L> {
     /// A channel on a fresh stream. `window`: what this side lets the peer have outstanding;
-    /// `peer_window`: the reverse. `peer` is its slot and generation.
+    /// `peer_window`: the reverse. `peer` is its slot and the number of this stream.
     pub fn new(
         link: L,
         peer: (u32, u32),
@@ -290,7 +291,8 @@ impl<L: Link> Channel<L> {
                     name: self.name_len as u32,
                     len,
                     peer: self.peer.0,
-                    slot: self.peer.1,
+                    life: self.peer.1,
+                    slot: NONE,
                     state: None,
                 };
                 // The reserve was there before the stream was read: no room means that the peer
@@ -302,6 +304,22 @@ impl<L: Link> Channel<L> {
             }
             _ => Err(garbage),
         }
+    }
+
+    /// True when the peer has nearly used up what it may send: a larger window would help it.
+    pub fn wants_more(&self) -> bool {
+        self.told_end - self.rx_cost < self.window / 2
+    }
+
+    /// The window, and with it what the peer may send, grows by `more`; the peer is told at the
+    /// next send.
+    pub fn grow(&mut self, more: u64) {
+        self.window += more;
+    }
+
+    /// What this side lets the peer have outstanding.
+    pub const fn window(&self) -> u64 {
+        self.window
     }
 
     /// Ends the channel. Messages that it had taken from the queue or had half received go to

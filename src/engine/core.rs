@@ -68,6 +68,8 @@ pub struct Core<'m, P: Port, N: Net> {
     pub(super) inbox: Queue,
     /// Messages to itself, in blocks of `tx`.
     pub(super) own_inbox: Queue,
+    /// What is left for windows beyond the least.
+    pub(super) spare_window: AtomicU64,
     pub(super) net_token: PollToken,
     pub(super) net: UnsafeCell<NetInner<N>>,
     pub(super) worker: Bell,
@@ -143,6 +145,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             rx: Pool::new(arena, l.blocks())?,
             inbox: Queue::new(),
             own_inbox: Queue::new(),
+            spare_window: AtomicU64::new(l.spare_window()),
             net_token: PollToken::new(),
             net: UnsafeCell::new(NetInner { net: parts.net, scratch: [0; SCRATCH] }),
             worker: parts.worker,
@@ -268,7 +271,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let peer = &self.peers[index as usize];
         let mut channel = Channel::new(
             link,
-            (index, peer.load().generation),
+            (index, peer.streams.fetch_add(1, Ordering::AcqRel).wrapping_add(1)),
             name,
             self.limits.window(),
             peer_window,

@@ -26,18 +26,20 @@ pub struct Header {
     pub name: u32,
     /// Bytes of the message itself.
     pub len: u32,
-    /// Outgoing: slot of the transfer that waits for it to be handed over, or [`NONE`]. Incoming:
-    /// generation of the peer.
+    /// Outgoing: slot of the transfer that waits for it to be handed over, or [`NONE`].
     pub slot: u32,
     /// State of that transfer then.
     pub state: Option<State>,
     /// Peer slot that it goes to or came from.
     pub peer: u32,
+    /// Outgoing: generation of the peer. Incoming: number of the stream.
+    pub life: u32,
 }
 
 impl Header {
     /// A message of nobody.
-    pub const EMPTY: Header = Header { name: 0, len: 0, slot: NONE, state: None, peer: NONE };
+    pub const EMPTY: Header = 
+        Header { name: 0, len: 0, slot: NONE, state: None, peer: NONE, life: 0 };
 
     /// Bytes in the chain.
     pub const fn total(&self) -> usize {
@@ -315,6 +317,12 @@ impl Fifo {
             self.last = NONE;
         }
         Some(m)
+    }
+
+    /// Appends one message.
+    pub fn push(&mut self, pool: &Pool<'_>, m: Message) {
+        pool.queue[m.0 as usize].store(NONE, Ordering::Relaxed);
+        self.append(pool, Fifo { first: m.0, last: m.0 });
     }
 
     /// Appends what `more` has.

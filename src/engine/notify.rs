@@ -16,14 +16,14 @@ const READY: usize = 64;
 
 impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// Puts a message together for a peer. It may be at most 65,536 bytes.
-    pub(super) fn compose(&self, peer: u32, bytes: &[u8]) -> Result<Message, Status> {
+    pub(super) fn compose(&self, peer: u32, life: u32, bytes: &[u8]) -> Result<Message, Status> {
         if bytes.len() > MAX_MESSAGE {
             return Err(Status::Invalid);
         }
         // A message to itself goes straight to the inbox, so it carries the sender's name already.
         let name = if peer == SELF { self.name() } else { &[] };
         let header =
-            Header { name: name.len() as u32, len: bytes.len() as u32, peer, ..Header::EMPTY };
+            Header { name: name.len() as u32, len: bytes.len() as u32, peer, life, ..Header::EMPTY };
         let m = self.tx.take(header).ok_or(Status::Capacity)?;
         self.tx.write(m, 0, name);
         self.tx.write(m, name.len(), bytes);
@@ -37,7 +37,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         if state.link == Link::Dead {
             return Err(state.status);
         }
-        let m = self.compose(peer, bytes)?;
+        let m = self.compose(peer, state.generation, bytes)?;
         self.queue(peer, m);
         Ok(())
     }
@@ -113,6 +113,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 Ok(any) => moved |= any,
                 Err(why) => self.stream_broke(peer, why),
             }
+            if channel.wants_more() {
+                channel.grow(self.spare_window(channel.window()));
+            }
             // What came may have opened the window.
             self.outgoing[peer as usize / 64].fetch_or(1 << (peer % 64), Ordering::AcqRel);
         }
@@ -131,13 +134,39 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         moved | again
     }
 
+    /// Takes more window for a peer that has `has`: as much again, if there is so much to spare.
+    fn spare_window(&self, has: u64) -> u64 {
+        let want = has.min(self.limits.max_window().saturating_sub(has));
+        let mut spare = self.spare_window.load(Ordering::Relaxed);
+        loop {
+            let more = want.min(spare);
+            match self.spare_window.compare_exchange_weak(
+                spare,
+                spare - more,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return more,
+                Err(now) => spare = now,
+            }
+        }
+    }
+
     /// Sends what a peer's stream takes. The caller holds the message token.
     fn send_to(&self, index: u32) -> bool {
         let peer = &self.peers[index as usize];
         let state = peer.load();
         // SAFETY: I2: the caller holds the message token.
         let io = unsafe { &mut *peer.io.get() };
-        io.fifo.append(&self.tx, peer.queue.take_all(&self.tx));
+        let mut fresh = peer.queue.take_all(&self.tx);
+        while let Some(m) = fresh.pop(&self.tx) {
+            if self.tx.header(m).life == state.generation {
+                io.fifo.push(&self.tx, m);
+            } else {
+                // Meant for a peer that had this slot before.
+                self.handed_over(m, Status::Disconnected);
+            }
+        }
         if matches!(state.link, Link::Dead | Link::Free) {
             let status = if state.status.is_err() { state.status } else { Status::Disconnected };
             while let Some(m) = io.fifo.pop(&self.tx) {
@@ -191,8 +220,11 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             // SAFETY: I2: `with_net` holds the message token.
             let io = unsafe { &mut *peer.io.get() };
             let pools = Pools { tx: &self.tx, rx: &self.rx };
-            let link =
-                io.channel.take().map(|c| c.dismantle(&pools, |m| self.handed_over(m, status)));
+            let link = io.channel.take().map(|c| {
+                let extra = c.window().saturating_sub(self.limits.window());
+                self.spare_window.fetch_add(extra, Ordering::Relaxed);
+                c.dismantle(&pools, |m| self.handed_over(m, status))
+            });
             io.fifo.append(&self.tx, peer.queue.take_all(&self.tx));
             while let Some(m) = io.fifo.pop(&self.tx) {
                 self.handed_over(m, status);
@@ -227,7 +259,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// steps.
     fn took(&self, h: Header) {
         let peer = &self.peers[h.peer as usize];
-        if peer.load().generation != h.slot {
+        if peer.streams.load(Ordering::Acquire) != h.life {
             return;
         }
         let before = peer.consumed.fetch_add(cost(h.len as usize), Ordering::AcqRel);

@@ -4,7 +4,7 @@ use crate::engine::channel::Channel;
 use crate::engine::message::{Fifo, Queue};
 use crate::handle::{Handle, Kind};
 use crate::status::Status;
-use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell};
 
 /// Slot of the engine itself: transfers and messages to itself.
 pub const SELF: u32 = 0;
@@ -49,7 +49,9 @@ pub struct Peer<L> {
     word: AtomicU64,
     /// Messages to it.
     pub queue: Queue,
-    /// Sum of the costs of its messages that the application took.
+    /// Streams that it had; numbers the current one.
+    pub streams: AtomicU32,
+    /// Sum of the costs of the current stream's messages that the application took.
     pub consumed: AtomicU64,
     /// Message side.
     pub io: UnsafeCell<PeerIo<L>>,
@@ -64,6 +66,7 @@ impl<L> Peer<L> {
         Peer {
             word: AtomicU64::new(1 << 32),
             queue: Queue::new(),
+            streams: AtomicU32::new(0),
             consumed: AtomicU64::new(0),
             io: UnsafeCell::new(PeerIo { fifo: Fifo::EMPTY, channel: None }),
         }

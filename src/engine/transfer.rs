@@ -90,7 +90,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         if peer.link == Link::Dead {
             return refuse(peer.status);
         }
-        let note = match message.map(|m| self.compose(body.peer, m)) {
+        let note = match message.map(|m| self.compose(body.peer, body.peer_generation, m)) {
             None => NONE,
             Some(Ok(m)) => m.raw(),
             Some(Err(status)) => return refuse(status),

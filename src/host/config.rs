@@ -81,7 +81,7 @@ impl Default for Config {
             stripe_width: 1,
             inline_bytes: 64 << 10,
             slice_bytes: 4 << 20,
-            message_bytes: 16 << 20,
+            message_bytes: 32 << 20,
             spin_us: 50,
             connect_timeout_ms: 3000,
             deregister_timeout_ms: 2000,

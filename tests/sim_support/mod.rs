@@ -211,8 +211,8 @@ impl World {
             let (sa, sb) = (World::slot(a, b), World::slot(b, a));
             let (la, lb) = self.fabric.pipe((a as u32, sa), (b as u32, sb)).expect("a pipe");
             let (ea, eb) = (&self.engines[a], &self.engines[b]);
-            ea.attach(sa, la, eb.name(), eb.limits().window());
-            eb.attach(sb, lb, ea.name(), ea.limits().window());
+            ea.attach(sa, la, eb.name(), eb.limits().window(), &[]);
+            eb.attach(sb, lb, ea.name(), ea.limits().window(), &[]);
         }
     }
 

@@ -24,7 +24,7 @@ fn defaults_are_those_of_the_c_abi_and_pass_the_check() {
     assert_eq!((c.max_peers, c.max_regions, c.max_remote_regions), (256, 4096, 65_536));
     assert_eq!((c.max_tables, c.max_transfers), (1024, 4096));
     assert_eq!((c.rails, c.stripe_width, c.spin_us), (1, 1, 50));
-    assert_eq!((c.inline_bytes, c.slice_bytes, c.message_bytes), (65_536, 4_194_304, 16_777_216));
+    assert_eq!((c.inline_bytes, c.slice_bytes, c.message_bytes), (65_536, 4_194_304, 33_554_432));
     assert_eq!((c.connect_timeout_ms, c.deregister_timeout_ms), (3000, 2000));
     assert_eq!((c.release_timeout_ms, c.stall_ms), (1000, 30_000));
     assert_eq!((c.port_min, c.port_max, c.max_bytes), (0, 0, 4_294_967_296));
@@ -65,7 +65,7 @@ fn every_field_has_a_key() {
             "port" => "7000-7010",
             "progress_thread" | "stripe_width" => "0",
             "nics" => "mlx5_0,rocep1s0",
-            "message_bytes" | "max_bytes" => "32M",
+            "message_bytes" | "max_bytes" => "64M",
             "slice_bytes" | "inline_bytes" => "1M",
             _ => "5",
         };
