@@ -3,7 +3,7 @@
 //!
 //!     cargo run --release --example pair
 
-use std::error::Error;
+use core::error::Error;
 use std::thread;
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,7 @@
 //! Generation-tagged handles: a number that names a slot and the life of it that was meant.
 //!
-//! Layout of the 64 bits: `kind:8 | generation:32 | index:24`. The kind is never 0, so no handle is 0.
+//! Layout of the 64 bits: `kind:8 | generation:32 | index:24`. The kind is never 0, so no handle is
+//! 0.
 
 /// What a handle names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,7 +64,8 @@ mod tests {
 
     #[test]
     fn packs_at_the_limits_and_never_is_zero() {
-        for kind in [Kind::LocalRegion, Kind::RemoteRegion, Kind::Table, Kind::Transfer, Kind::Peer] {
+        for kind in [Kind::LocalRegion, Kind::RemoteRegion, Kind::Table, Kind::Transfer, Kind::Peer]
+        {
             for index in [0, 1, 65_535, MAX_INDEX] {
                 for generation in [0, 1, u32::MAX] {
                     let h = Handle::new(kind, index, generation);

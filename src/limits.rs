@@ -53,8 +53,8 @@ impl Limits {
         self.message_bytes / crate::engine::message::BLOCK as u32
     }
 
-    /// Return entries: one for each claim that can be in flight, and one for each transfer and lane that had a post cut
-    /// short. So it cannot run out.
+    /// Return entries: one for each claim that can be in flight, and one for each transfer and lane
+    /// that had a post cut short. So it cannot run out.
     pub const fn returns(&self) -> u32 {
         self.lanes * (crate::engine::lane::LANE_CLAIMS + self.transfers)
     }
@@ -66,5 +66,4 @@ impl Limits {
 }
 
 const _: () = assert!(1 << 22 <= MAX_INDEX && 65_536 <= MAX_INDEX);
-const _: () =
-    assert!(MIN_MESSAGE_BYTES / 2 / 256 > crate::engine::channel::READ_RESERVE);
+const _: () = assert!(MIN_MESSAGE_BYTES / 2 / 256 > crate::engine::channel::READ_RESERVE);

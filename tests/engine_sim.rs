@@ -2,7 +2,7 @@
 #![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks, reason = "tests")]
-#![allow(dead_code, unreachable_pub, reason = "shared support")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "shared support")]
 
 mod sim_support;
 
@@ -13,81 +13,13 @@ use kvrail::status::Status;
 use kvrail::table::Direction;
 use sim_support::*;
 
-const BOTH: [Direction; 2] = [Direction::Read, Direction::Write];
-
-/// Two connected engines with a region each and a transfer of engine 0; both sides hold random bytes.
-struct Case {
-    world: World,
-    local: Memory,
-    remote: Memory,
-    before: (Vec<u8>, Vec<u8>),
-    direction: Direction,
-    pairs: Vec<Pair>,
-    transfer: Transfer,
-}
-
-impl Case {
-    fn new(setup: Setup, direction: Direction, rng: &mut Rng, n: usize, most: usize) -> Case {
-        let world = World::new(setup);
-        world.connect(0, 1);
-        let (pairs, room) = random_pairs(rng, n, most);
-        let local = Memory::new(&world, 0, room, |_| rng.bits() as u8);
-        let remote = Memory::new(&world, 1, room, |_| rng.bits() as u8);
-        let key = remote.import(&world, 0);
-        let transfer =
-            prepare(&world, direction, (0, &local), (&remote, key), &pairs).expect("a slot");
-        let before = (local.bytes(), remote.bytes());
-        Case { world, local, remote, before, direction, pairs, transfer }
-    }
-
-    fn post(&self, message: Option<&[u8]>) -> Status {
-        self.world.engines[0].post(self.transfer.raw(), message).unwrap()
-    }
-
-    fn finish(&self) -> Status {
-        self.world.finish(0, &self.transfer, 1_000_000)
-    }
-
-    /// Every byte of the destination is right, and the source is as it was.
-    fn verify(&self) {
-        let want = reference(self.direction, &self.before.0, &self.before.1, &self.pairs);
-        let (local, remote) = (self.local.bytes(), self.remote.bytes());
-        let (to, from, source) = match self.direction {
-            Direction::Read => (local, remote, &self.before.1),
-            Direction::Write => (remote, local, &self.before.0),
-        };
-        assert!(to == want, "wrong bytes at the destination");
-        assert!(&from == source, "the source was changed");
-    }
-
-    fn untouched(&self) {
-        assert!(self.local.bytes() == self.before.0 && self.remote.bytes() == self.before.1);
-    }
-
-    fn port(&self, lane: u32, f: impl FnOnce(&mut kvrail::nic::sim::SimPort<'static>)) {
-        self.world.engines[0].with_port(lane, |p, _| f(p));
-    }
-}
-
-fn lanes(n: u32) -> Setup {
-    Setup { limits: kvrail::limits::Limits { lanes: n, ..LIMITS }, ..SETUP }
-}
-
-fn striped(setup: Setup, all: bool) -> Setup {
-    let tuning = kvrail::engine::core::Tuning { stripe_all: all, ..setup.tuning };
-    Setup { tuning, ..setup }
-}
-
-fn with_port(setup: Setup, port: PortConfig) -> Setup {
-    Setup { port, ..setup }
-}
-
+const RELAXED: std::sync::atomic::Ordering = std::sync::atomic::Ordering::Relaxed;
 #[test]
 fn random_transfers_are_byte_exact() {
     let seed = seed(1);
     let _tell = Tell(seed);
     let mut rng = Rng::new(seed);
-    let big = if cfg!(debug_assertions) { 7_000 } else { 70_000 };
+    let big = if cfg!(debug_assertions) { 2_000 } else { 70_000 };
     for n in [1, 2, 7, 1_000, big] {
         for direction in BOTH {
             for all in [false, true] {
@@ -205,7 +137,8 @@ fn an_access_error_names_the_pair_touches_nothing_and_spares_the_others() {
         let other = Memory::new(&case.world, 1, 4_000, |i| i as u8);
         let (key, mine) = (other.import(&case.world, 0), Memory::new(&case.world, 0, 4_000, |_| 0));
         let pairs: Vec<Pair> = (0..40).map(|i| (i * 100, i * 100, 100)).collect();
-        let good = prepare(&case.world, Direction::Read, (0, &mine), (&other, key), &pairs).unwrap();
+        let good =
+            prepare(&case.world, Direction::Read, (0, &mine), (&other, key), &pairs).unwrap();
         case.post(Some(b"not sent"));
         case.world.engines[0].post(good.raw(), None).unwrap();
         let mut reconnects = 0;
@@ -334,13 +267,42 @@ fn a_fast_rail_carries_more_in_proportion() {
 }
 
 #[test]
+fn the_first_rail_to_poll_does_not_take_everything() {
+    let mut rng = Rng::new(seed(20));
+    let port = PortConfig { depth: 2_000, credits: 2_000, batch_ops: 2_000, ..PORT };
+    let case = Case::new(with_port(lanes(2), port), Direction::Read, &mut rng, 1_000, 2_000);
+    case.post(None);
+    assert_eq!(case.finish(), Status::Ok);
+    let (a, b) = (carried(&case.world, 0, 1, 0), carried(&case.world, 0, 1, 1));
+    assert!(a.min(b) * 4 > a + b, "{a} and {b} bytes on rails of the same speed");
+}
+
+#[test]
+fn progress_counts_every_byte_once_when_rails_fail() {
+    let mut rng = Rng::new(seed(21));
+    for round in 0..20 {
+        let case = Case::new(lanes(2), Direction::Read, &mut rng, 500, 900);
+        case.port(round % 2, |p| p.fail_nth(1, 30 + round, WrStatus::RailError));
+        case.post(None);
+        assert_eq!(case.finish(), Status::Ok);
+        let info = case.world.engines[0].info(case.transfer.raw()).unwrap();
+        assert_eq!(info.bytes_done, info.bytes);
+        let lanes = case.world.engines[0].lanes();
+        let read: u64 = lanes.iter().map(|l| l.stats.bytes_read.load(RELAXED)).sum();
+        assert_eq!(read, info.bytes);
+        assert!(lanes.iter().all(|l| l.outstanding.load(RELAXED) == 0));
+    }
+}
+
+#[test]
 fn few_credits_and_rare_completions() {
     let mut rng = Rng::new(seed(10));
     for depth in [1, 2, 7, 64] {
         for credits in [depth, depth + 3] {
             for signal in [1, 3, 1_000] {
-                let port = PortConfig { depth, credits, signal, rate: 0, delay: 0, ..PORT };
-                let case = Case::new(with_port(lanes(2), port), Direction::Write, &mut rng, 300, 90);
+                let port = PortConfig { depth, credits, signal, rate: 500, delay: 20, ..PORT };
+                let case =
+                    Case::new(with_port(lanes(2), port), Direction::Write, &mut rng, 300, 90);
                 case.post(None);
                 for _ in 0..5 {
                     case.world.engines[0].poll();
@@ -348,8 +310,9 @@ fn few_credits_and_rare_completions() {
                 }
                 assert_eq!(case.finish(), Status::Ok, "{depth} {credits} {signal}");
                 case.verify();
-                // The engine counts credits: it meets a full queue only where the port promised too many.
-                case.port(0, |p| assert_eq!(p.fulls() > 0, credits > depth && depth < 64));
+                // The engine counts credits: it meets a full queue only where the port promised too
+                // many.
+                case.port(0, |p| assert_eq!(p.fulls() > 0, credits > depth));
             }
         }
     }
@@ -455,6 +418,9 @@ fn full_capacities_say_so_and_lose_nothing() {
     for _ in 0..100_000 {
         case.world.step();
         got += case.world.messages(1).len();
+        if e.message_blocks_used() == (0, 0) && got == sent {
+            break;
+        }
     }
     assert_eq!(got, sent);
     assert_eq!(e.message_blocks_used(), (0, 0));
@@ -462,155 +428,14 @@ fn full_capacities_say_so_and_lose_nothing() {
     assert_eq!(case.finish(), Status::Ok);
 }
 
-#[test]
-fn a_notification_comes_once_and_after_all_data() {
-    let seed = seed(15);
-    let _tell = Tell(seed);
-    let mut rng = Rng::new(seed);
-    for (i, len) in [0, 1, 7, 255, 256, 4_095, 65_535, 65_536].into_iter().enumerate() {
-        for chop in [0, 3, 5_000] {
-            let setup = Setup { chop, ..striped(lanes(3), i % 2 == 0) };
-            let case = Case::new(setup, BOTH[i % 2], &mut rng, 300, 300);
-            let text: Vec<u8> = (0..len).map(|_| rng.bits() as u8).collect();
-            case.post(Some(&text));
-            let mut got = Vec::new();
-            while got.is_empty() {
-                case.world.step();
-                got.append(&mut case.world.messages(1));
-            }
-            case.verify();
-            assert_eq!(case.finish(), Status::Ok);
-            (0..500).for_each(|_| case.world.step());
-            got.append(&mut case.world.messages(1));
-            assert!(got == [("engine-0".to_string(), text)], "exactly one, whole: {len} {chop}");
-        }
-    }
-}
-
-#[test]
-fn a_transfer_of_nothing_and_one_to_itself_send_their_message() {
-    let mut rng = Rng::new(seed(16));
-    let case = Case::new(lanes(2), Direction::Write, &mut rng, 3, 9);
-    let key = case.remote.import(&case.world, 0);
-    let (l, r) = ((0, &case.local), (&case.remote, key));
-    let empty = prepare(&case.world, Direction::Write, l, r, &[]).unwrap();
-    case.world.engines[0].post(empty.raw(), Some(b"")).unwrap();
-    assert_eq!(case.world.finish(0, &empty, 100), Status::Ok);
-    case.world.step();
-    assert_eq!(case.world.messages(1), [("engine-0".into(), vec![])]);
-    case.world.connect(0, 0);
-    let twin = Memory::new(&case.world, 0, case.local.len, |_| 0);
-    let key = twin.import(&case.world, 0);
-    let own =
-        prepare(&case.world, Direction::Write, (0, &case.local), (&twin, key), &case.pairs).unwrap();
-    case.world.engines[0].post(own.raw(), Some(b"me")).unwrap();
-    assert_eq!(case.world.finish(0, &own, 1_000), Status::Ok);
-    let zeros = vec![0; case.local.len];
-    assert_eq!(twin.bytes(), reference(Direction::Write, &case.before.0, &zeros, &case.pairs));
-    assert_eq!(case.world.messages(0), [("engine-0".into(), b"me".to_vec())]);
-}
-
-#[test]
-fn a_slow_reader_holds_the_sender_up_and_loses_nothing() {
-    let seed = seed(17);
-    let _tell = Tell(seed);
-    let mut rng = Rng::new(seed);
-    for (chop, most) in [(0, 40), (700, 3_000), (0, 65_536)] {
-        let world = World::new(Setup { chop, ..lanes(1) });
-        world.connect(0, 1);
-        let peer = world.peer(0, 1).raw();
-        let total = if most > 10_000 || cfg!(debug_assertions) { 600 } else { 6_000 };
-        let text = |i: u64, len: u64| {
-            let mut t = i.to_le_bytes().to_vec();
-            t.extend((0..len).map(|k| (i + k) as u8));
-            t
-        };
-        let lens: Vec<u64> = (0..total).map(|_| rng.below(most - 8)).collect();
-        let (mut sent, mut got, mut held, mut deepest) = (0, 0, 0, 0);
-        let limit = u64::from(LIMITS.message_bytes) / 2;
-        let (mut posted, mut taken) = (0, 0);
-        for step in 0.. {
-            assert!(step < 5_000_000, "sent {sent}, got {got} of {total}");
-            if sent < total {
-                let m = text(sent, lens[sent as usize]);
-                match world.engines[0].notify(peer, &m) {
-                    Ok(()) => {
-                        sent += 1;
-                        posted += m.len() as u64;
-                    }
-                    Err(s) => {
-                        assert_eq!(s, Status::Capacity);
-                        held += 1;
-                    }
-                }
-            }
-            // A message the other way now and then: acknowledgements and data share the stream.
-            if step % 50 == 0 && world.engines[1].notify(world.peer(1, 0).raw(), b"back").is_ok() {
-                world.messages(0);
-            }
-            world.step();
-            let blocks = u64::from(world.engines[1].message_blocks_used().1);
-            deepest = deepest.max(blocks * 256);
-            // The reader sleeps until the sender cannot go on, and then for a while each time.
-            if (held > 0 && step % 97 == 0) || sent == total {
-                for (name, bytes) in world.messages(1) {
-                    assert_eq!(name, "engine-0");
-                    assert!(bytes == text(got, lens[got as usize]), "message {got} is wrong");
-                    taken += bytes.len() as u64;
-                    got += 1;
-                }
-            }
-            if got == total {
-                break;
-            }
-        }
-        assert_eq!(posted, taken);
-        assert!(deepest <= limit, "{deepest} bytes unread, more than the window of {limit}");
-        (0..1_000).for_each(|_| world.step());
-        world.messages(0);
-        let used = |e: usize| world.engines[e].message_blocks_used();
-        assert_eq!((world.messages(1).len(), used(0), used(1)), (0, (0, 0), (0, 0)));
-    }
-}
-
-#[test]
-fn every_peer_is_heard_and_order_is_kept_for_each() {
-    let mut rng = Rng::new(seed(18));
-    let world = World::new(Setup { engines: 4, chop: 900, ..lanes(1) });
-    for e in 1..4 {
-        world.connect(0, e);
-    }
-    let (mut sent, mut got) = ([0u32; 4], [0u32; 4]);
-    for _ in 0..60_000 {
-        let e = 1 + rng.below(3) as usize;
-        let mut text = sent[e].to_le_bytes().to_vec();
-        text.resize(4 + rng.below(2_000) as usize, e as u8);
-        if sent[e] < 1_000 && world.engines[e].notify(world.peer(e, 0).raw(), &text).is_ok() {
-            sent[e] += 1;
-        }
-        world.step();
-        if rng.below(300) == 0 || sent[1..] == [1_000; 3] {
-            for (name, bytes) in world.messages(0) {
-                let from: usize = name.strip_prefix("engine-").unwrap().parse().unwrap();
-                assert_eq!(bytes[..4], got[from].to_le_bytes());
-                assert!(bytes[4..].iter().all(|&b| b == from as u8));
-                got[from] += 1;
-            }
-        }
-        if got[1..] == [1_000; 3] {
-            return;
-        }
-    }
-    panic!("sent {sent:?}, got {got:?}");
-}
-
-/// Real threads: one posts, cancels and reposts, two poll, one sends messages, one breaks and mends rails.
+/// Real threads: one posts, cancels and reposts, two poll, one sends messages, one breaks and mends
+/// rails.
 #[test]
 fn threads_that_post_poll_cancel_and_mend_agree() {
     let seed = seed(19);
     let _tell = Tell(seed);
     let mut rng = Rng::new(seed);
-    let rounds = if cfg!(debug_assertions) { 600 } else { 4_000 };
+    let rounds = if cfg!(debug_assertions) { 200 } else { 4_000 };
     let port = PortConfig { depth: 8, credits: 8, batch_ops: 4, rate: 0, delay: 0, ..PORT };
     let mut setup = with_port(lanes(3), port);
     setup.tuning.inline_bytes = 1_000;
@@ -696,12 +521,42 @@ fn threads_that_post_poll_cancel_and_mend_agree() {
     assert!(case.local.bytes().iter().all(|&b| b == 0xAA));
 }
 
+/// Peers whose rails are down keep a return entry for each claim that was in flight.
+#[test]
+#[ignore = "open: `Limits::returns` has no room for the claims that many dead peers left"]
+fn many_peers_whose_rails_are_down_do_not_use_up_the_return_entries() {
+    let limits = kvrail::limits::Limits { peers: 8, transfers: 8, lanes: 1, ..LIMITS };
+    let port = PortConfig { batch_ops: 1, rate: 1, ..PORT };
+    let world = World::new(Setup { engines: 7, limits, port, ..SETUP });
+    let local = Memory::new(&world, 0, 1_000, |_| 0);
+    let mut all = Vec::new();
+    for e in 1..7 {
+        world.connect(0, e);
+        let remote = Memory::new(&world, e, 1_000, |_| 0);
+        let key = remote.import(&world, 0);
+        let pairs: Vec<Pair> = (0..100).map(|i| (i * 10, i * 10, 10)).collect();
+        let t = prepare(&world, Direction::Read, (0, &local), (&remote, key), &pairs).unwrap();
+        world.engines[0].post(t.raw(), None).unwrap();
+        (0..70).for_each(|_| {
+            world.engines[0].poll();
+        });
+        let err = kvrail::nic::sim::QpState::Err;
+        world.engines[0].with_port(0, |p, _| p.modify(World::slot(0, e), err).unwrap());
+        world.engines[0].poll();
+        all.push((t, remote));
+    }
+    for (t, _) in &all {
+        assert_eq!(world.engines[0].check(t.raw()), Ok(Status::InProgress));
+    }
+}
+
+/// Several peers fill their windows and nobody reads: what this side sends must still get through.
 #[test]
 fn random_faults_on_a_million_descriptors() {
     let seed = seed(14);
     let _tell = Tell(seed);
     let mut rng = Rng::new(seed);
-    let total = if cfg!(debug_assertions) { 60_000 } else { 1_200_000 };
+    let total = if cfg!(debug_assertions) { 25_000 } else { 1_200_000 };
     let (mut done, mut rounds, mut broken) = (0, 0, 0);
     while done < total {
         rounds += 1;

@@ -1,5 +1,10 @@
 //! Two engines in one process over the `local` driver: the shortest whole path.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests fail by panicking"
+)]
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +14,7 @@ use kvrail::status::Status;
 use kvrail::table::{Desc, Direction};
 
 fn engine(name: &str, background: bool) -> Engine {
-    let config =
-        Config { name: name.into(), progress_thread: background, ..Config::default() };
+    let config = Config { name: name.into(), progress_thread: background, ..Config::default() };
     Engine::new(config).unwrap()
 }
 
@@ -37,7 +41,8 @@ fn bytes_and_a_message_cross_in_both_directions() {
         let remote = b.region_import(pa.raw(), &a.region_metadata(ra.raw()).unwrap()).unwrap();
         let n = 100;
         let len = 10_000;
-        let desc = |base: u64, i: u64, region: u64| Desc { addr: base + i * len, len, dev: 0, region };
+        let desc =
+            |base: u64, i: u64, region: u64| Desc { addr: base + i * len, len, dev: 0, region };
         let local: Vec<Desc> = (0..n).map(|i| desc(dst.as_ptr() as u64, i, rb.raw())).collect();
         let far: Vec<Desc> =
             (0..n).map(|i| desc(src.as_ptr() as u64, n - 1 - i, remote.raw())).collect();

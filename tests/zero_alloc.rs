@@ -1,8 +1,9 @@
-//! Nothing is allocated from post to done: counted by the allocator itself, on both sides, over the simulated fabric.
+//! Nothing is allocated from post to done: counted by the allocator itself, on both sides, over the
+//! simulated fabric.
 #![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks, reason = "tests")]
-#![allow(dead_code, unreachable_pub, reason = "shared support")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "shared support")]
 
 mod sim_support;
 

@@ -1,6 +1,7 @@
 //! Carves fixed arrays out of one block of memory, once, when the engine is made.
 //!
-//! The same code measures and carves: with no block it only adds up, so `size` and `new` cannot disagree.
+//! The same code measures and carves: with no block it only adds up, so `size` and `new` cannot
+//! disagree.
 
 use core::marker::PhantomData;
 use core::mem::{align_of, size_of, MaybeUninit};
@@ -27,8 +28,8 @@ impl<'m> Arena<'m> {
     /// An arena over `len` bytes at `base`.
     ///
     /// # Safety
-    /// `base` is aligned to [`BLOCK_ALIGN`], its `len` bytes are writable, unused by anybody else and stay so for `'m`
-    /// (I1).
+    /// `base` is aligned to [`BLOCK_ALIGN`], its `len` bytes are writable, unused by anybody else
+    /// and stay so for `'m` (I1).
     pub const unsafe fn over(base: NonNull<u8>, len: usize) -> Arena<'m> {
         Arena { base: Some(base), len, used: 0, life: PhantomData }
     }
@@ -55,7 +56,8 @@ impl<'m> Arena<'m> {
         self.array_from(n, || i.next().map(&mut init))
     }
 
-    /// `n` values that `next` hands out one by one. `None`: the block is too small, or `next` ran out.
+    /// `n` values that `next` hands out one by one. `None`: the block is too small, or `next` ran
+    /// out.
     pub fn array_from<T>(
         &mut self,
         n: usize,
@@ -73,7 +75,8 @@ impl<'m> Arena<'m> {
         Some(unsafe { core::slice::from_raw_parts_mut(first.as_ptr(), n) })
     }
 
-    /// `n` bytes that are not touched until somebody writes them (so they cost no memory until then).
+    /// `n` bytes that are not touched until somebody writes them (so they cost no memory until
+    /// then).
     pub fn bytes(&mut self, n: usize) -> Option<&'m mut [MaybeUninit<u8>]> {
         let start = self.reserve(n, BLOCK_ALIGN)?;
         let Some(base) = self.base else { return Some(&mut []) };

@@ -1,10 +1,11 @@
-//! The message protocol on one stream to one peer: frames, order, and the window that keeps a slow reader from ever
-//! holding up control frames.
+//! The message protocol on one stream to one peer: frames, order, and the window that keeps a slow
+//! reader from ever holding up control frames.
 //!
-//! A frame is `len u32 | kind u8 | 0 0 0 | seq u64 | len bytes`, little-endian. `MSG` carries a message and its number.
-//! `ACK` carries the number that is expected next and, as 8 bytes, the window's end: a sum of message costs that the
-//! sender may reach. The receiver moves the end as its application takes messages, so it can always read on, and memory
-//! for messages nobody takes is bounded per peer.
+//! A frame is `len u32 | kind u8 | 0 0 0 | seq u64 | len bytes`, little-endian. `MSG` carries a
+//! message and its number. `ACK` carries the number that is expected next and, as 8 bytes, the
+//! window's end: a sum of message costs that the sender may reach. The receiver moves the end as
+//! its application takes messages, so it can always read on, and memory for messages nobody takes
+//! is bounded per peer.
 //!
 //! Owned by the holder of the message token.
 
@@ -15,7 +16,8 @@ const FRAME: usize = 16;
 const MSG: u8 = 1;
 const ACK: u8 = 2;
 
-/// What a message counts against the window: its bytes and the most that a block chain adds to them.
+/// What a message counts against the window: its bytes and the most that a block chain adds to
+/// them.
 pub const fn cost(len: usize) -> u64 {
     len as u64 + 552
 }
@@ -23,8 +25,8 @@ pub const fn cost(len: usize) -> u64 {
 /// Bytes read from a stream at once.
 pub const SCRATCH: usize = 16 * 1024;
 
-/// Blocks that must be free before a stream is read: what `SCRATCH` bytes of the shortest messages, and one longest
-/// message, can take.
+/// Blocks that must be free before a stream is read: what `SCRATCH` bytes of the shortest messages,
+/// and one longest message, can take.
 pub const READ_RESERVE: u32 =
     (SCRATCH / FRAME * 2) as u32 + (MAX_MESSAGE + 1024).div_ceil(super::message::BLOCK) as u32;
 
@@ -77,8 +79,8 @@ pub struct Channel<L> {
 }
 
 impl<L: Link> Channel<L> {
-    /// A channel on a fresh stream. `window`: what this side lets the peer have outstanding; `peer_window`: the reverse.
-    /// `peer` is its slot and generation.
+    /// A channel on a fresh stream. `window`: what this side lets the peer have outstanding;
+    /// `peer_window`: the reverse. `peer` is its slot and generation.
     pub fn new(
         link: L,
         peer: (u32, u32),
@@ -119,8 +121,9 @@ impl<L: Link> Channel<L> {
         self.out_at = 0;
     }
 
-    /// Sends what the stream takes. `sent` is called for each message that was handed over whole; `consumed` is what
-    /// the application has taken from this peer. Returns whether anything moved.
+    /// Sends what the stream takes. `sent` is called for each message that was handed over whole;
+    /// `consumed` is what the application has taken from this peer. Returns whether anything
+    /// moved.
     pub fn send(
         &mut self,
         pool: &Pool<'_>,
@@ -130,10 +133,11 @@ impl<L: Link> Channel<L> {
     ) -> Result<bool, Broken> {
         let mut moved = false;
         loop {
-            if self.out_at == self.out_len && self.current.is_none() {
-                if !self.next_frame(pool, fifo, consumed) {
-                    return Ok(moved);
-                }
+            if self.out_at == self.out_len
+                && self.current.is_none()
+                && !self.next_frame(pool, fifo, consumed)
+            {
+                return Ok(moved);
             }
             let mut parts: [&[u8]; 17] = [&[]; 17];
             parts[0] = &self.out[self.out_at..self.out_len];
@@ -199,7 +203,8 @@ impl<L: Link> Channel<L> {
         self.take(pool, early, &mut got)
     }
 
-    /// Receives what is there, into messages that `got` becomes the owner of. Returns whether anything moved.
+    /// Receives what is there, into messages that `got` becomes the owner of. Returns whether
+    /// anything moved.
     pub fn receive(
         &mut self,
         pool: &Pool<'_>,
@@ -288,7 +293,8 @@ impl<L: Link> Channel<L> {
                     slot: self.peer.1,
                     state: None,
                 };
-                // The reserve was there before the stream was read: no room means that the peer broke the window.
+                // The reserve was there before the stream was read: no room means that the peer
+                // broke the window.
                 let m = pool.take(header).ok_or(garbage)?;
                 pool.write(m, 0, &self.name[..self.name_len]);
                 self.incoming = Some((m, self.name_len));
@@ -298,7 +304,8 @@ impl<L: Link> Channel<L> {
         }
     }
 
-    /// Ends the channel. Messages that it had taken from the queue or had half received go to `lost`.
+    /// Ends the channel. Messages that it had taken from the queue or had half received go to
+    /// `lost`.
     pub fn dismantle(self, pools: &Pools<'_, '_>, mut lost: impl FnMut(Message)) -> L {
         if let Some((m, _)) = self.current {
             lost(m);

@@ -1,7 +1,8 @@
 //! The engine's fixed state, carved out of one block, and who may change what in it.
 //!
-//! `poll.rs` turns descriptors' ops into work requests and completions into "done"; `transfer.rs` posts, checks, cancels
-//! and releases; `notify.rs` moves messages; this file makes the whole and connects and closes peers.
+//! `poll.rs` turns descriptors' ops into work requests and completions into "done"; `transfer.rs`
+//! posts, checks, cancels and releases; `notify.rs` moves messages; this file makes the whole and
+//! connects and closes peers.
 
 use crate::engine::arena::Arena;
 use crate::engine::bell::Bell;
@@ -79,7 +80,8 @@ pub struct Core<'m, P: Port, N: Net> {
     pub remote: Regions<'m>,
 }
 
-// SAFETY: I2: `net` is touched only by the holder of the message token; everything else is Sync by itself.
+// SAFETY: I2: `net` is touched only by the holder of the message token; everything else is Sync by
+// itself.
 unsafe impl<P: Port + Send, N: Net + Send> Sync for Core<'_, P, N> where N::Link: Send {}
 
 /// What an engine is made of beside memory.
@@ -100,8 +102,8 @@ pub struct Parts<'a, N> {
 }
 
 impl<'m, P: Port, N: Net> Core<'m, P, N> {
-    /// Carves an engine out of the arena; `port` makes the port of each lane. `None`: the arena is too small. With a
-    /// measuring arena the result only tells the size and must not be used.
+    /// Carves an engine out of the arena; `port` makes the port of each lane. `None`: the arena is
+    /// too small. With a measuring arena the result only tells the size and must not be used.
     pub fn new(
         arena: &mut Arena<'m>,
         parts: Parts<'_, N>,
@@ -131,8 +133,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             slot_links,
             slot_free: IndexStack::new(),
             slots_used: AtomicU32::new(0),
-            returns: arena
-                .array(l.returns() as usize, |_| Return { ops: AtomicU64::new(0) })?,
+            returns: arena.array(l.returns() as usize, |_| Return { ops: AtomicU64::new(0) })?,
             return_links,
             return_free: IndexStack::new(),
             peers: arena.array(l.peers as usize, |_| Peer::new())?,
@@ -215,8 +216,13 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.peers[index as usize].store(state);
     }
 
-    /// Control side only: runs `f` on a lane's port while nobody polls it. Waits for the token (a holder never waits).
-    pub fn with_port<R>(&self, lane: u32, f: impl FnOnce(&mut P, &mut [super::lane::Rail]) -> R) -> R {
+    /// Control side only: runs `f` on a lane's port while nobody polls it. Waits for the token (a
+    /// holder never waits).
+    pub fn with_port<R>(
+        &self,
+        lane: u32,
+        f: impl FnOnce(&mut P, &mut [super::lane::Rail]) -> R,
+    ) -> R {
         let lane = &self.lanes[lane as usize];
         while !lane.token.try_take() {
             spin_loop();
@@ -248,8 +254,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         r
     }
 
-    /// Control side only: a peer's stream is ready for messages. Call after its rails are connected. `early`: bytes that
-    /// were read from the stream already. False: they are not of our protocol.
+    /// Control side only: a peer's stream is ready for messages. Call after its rails are
+    /// connected. `early`: bytes that were read from the stream already. False: they are not of
+    /// our protocol.
     pub fn attach(
         &self,
         index: u32,
@@ -289,17 +296,17 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.worker.wake();
     }
 
-    /// Control side only: ends a peer with `status`: its transfers end, its rails and its stream are closed. When this
-    /// returns nothing moves between this engine and it any more. Returns the stream, if there was one.
+    /// Control side only: ends a peer with `status`: its transfers end, its rails and its stream
+    /// are closed. When this returns nothing moves between this engine and it any more. Returns
+    /// the stream, if there was one.
     pub fn close_peer(&self, index: u32, status: Status) -> Option<N::Link> {
         let peer = &self.peers[index as usize];
         let s = peer.load();
         peer.store(PeerState { link: Link::Dead, status, ..s });
-        // A post that did not see this yet has its transfer active before the fence, so the walk below finds it.
+        // A post that did not see this yet has its transfer active before the fence, so the walk
+        // below finds it.
         fence(Ordering::SeqCst);
-        self.end_where(status, |body| {
-            body.peer == index && body.peer_generation == s.generation
-        });
+        self.end_where(status, |body| body.peer == index && body.peer_generation == s.generation);
         for lane in 0..self.lanes.len() as u32 {
             self.close_rail(lane, index, status);
         }

@@ -1,6 +1,7 @@
 //! The claim cursor: which ops of a transfer nobody has taken yet.
 //!
-//! One word, `epoch:31 | closed:1 | next:32`. A claim is one CAS, so a claim of a closed or older post cannot succeed.
+//! One word, `epoch:31 | closed:1 | next:32`. A claim is one CAS, so a claim of a closed or older
+//! post cannot succeed.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -27,10 +28,13 @@ impl Cursor {
         Cursor(AtomicU64::new(CLOSED))
     }
 
-    /// Opens it for a new post, from op 0. Only the posting thread calls this. Release: the ops are visible to claimers.
+    /// Opens it for a new post, from op 0. Only the posting thread calls this. Release: the ops are
+    /// visible to claimers.
     pub fn open(&self) {
         let epoch = (self.0.load(Ordering::Relaxed) >> 33) + 1;
-        self.0.store(epoch << 33, Ordering::Release);
+        let order =
+            if cfg!(mutant = "cursor_open") { Ordering::Relaxed } else { Ordering::Release };
+        self.0.store(epoch << 33, order);
     }
 
     /// Closes it: no claim succeeds from here on. Idempotent.
@@ -44,7 +48,8 @@ impl Cursor {
         (word & CLOSED == 0).then_some(Seen(word))
     }
 
-    /// Claims `count` ops from what was seen. On failure: what is there now, or `None` when it was closed.
+    /// Claims `count` ops from what was seen. On failure: what is there now, or `None` when it was
+    /// closed.
     pub fn claim(&self, seen: Seen, count: u32) -> Result<(), Option<Seen>> {
         if cfg!(mutant = "cursor_store") {
             // Load and store instead of CAS: two rails take the same ops.

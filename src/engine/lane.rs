@@ -64,7 +64,8 @@ unsafe impl<P: Send> Sync for Lane<'_, P> {}
 impl<'m, P> Lane<'m, P> {
     /// A lane over `port` for `peers` peers and `transfers` transfer slots.
     pub fn new(arena: &mut Arena<'m>, port: P, peers: u32, transfers: u32) -> Option<Lane<'m, P>> {
-        let rails = arena.array(peers as usize, |_| Rail { ledger: Ledger::new(), generation: 0 })?;
+        let rails =
+            arena.array(peers as usize, |_| Rail { ledger: Ledger::new(), generation: 0 })?;
         Some(Lane {
             token: PollToken::new(),
             outstanding: AtomicU64::new(0),
@@ -90,7 +91,8 @@ impl<'m, P> Lane<'m, P> {
         self.active[slot as usize / 64].fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
-    /// Takes a transfer off this lane. The caller looks at its cursor again afterwards: a post may have come between.
+    /// Takes a transfer off this lane. The caller looks at its cursor again afterwards: a post may
+    /// have come between.
     pub fn clear(&self, slot: u32) {
         self.active[slot as usize / 64].fetch_and(!(1 << (slot % 64)), Ordering::AcqRel);
     }

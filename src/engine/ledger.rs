@@ -1,7 +1,7 @@
 //! One rail's send queue as the engine sees it: what is in flight, in order, and how many more fit.
 //!
-//! Owned by the lane's token holder. A completion names a work request; RC completes in order, so it retires every
-//! entry up to it (selective completion).
+//! Owned by the lane's token holder. A completion names a work request; RC completes in order, so
+//! it retires every entry up to it (selective completion).
 
 use heapless::Deque;
 
@@ -78,8 +78,8 @@ impl Ledger {
         Some(wr)
     }
 
-    /// Takes back the last `count` ops, of `bytes` bytes, of the newest claim, which were never posted. True: nothing of
-    /// it remains.
+    /// Takes back the last `count` ops, of `bytes` bytes, of the newest claim, which were never
+    /// posted. True: nothing of it remains.
     pub fn unrecord(&mut self, count: u32, bytes: u64) -> bool {
         let Some(entry) = self.entries.back_mut() else { return false };
         let count = count.min(entry.claim.count);
@@ -94,7 +94,8 @@ impl Ledger {
         gone
     }
 
-    /// Retires, from the oldest entry, what lies before work request `end` (exclusive). Call until `None`.
+    /// Retires, from the oldest entry, what lies before work request `end` (exclusive). Call until
+    /// `None`.
     pub fn retire_before(&mut self, end: u32) -> Option<Retired> {
         let entry = self.entries.front_mut()?;
         // Numbers wrap; a distance of at most the queue depth is "before".
@@ -116,7 +117,8 @@ impl Ledger {
         Some(Retired { ops, last })
     }
 
-    /// Takes the oldest claim out, whatever became of it (the rail failed and is closed). Call until `None`.
+    /// Takes the oldest claim out, whatever became of it (the rail failed and is closed). Call
+    /// until `None`.
     pub fn drain(&mut self) -> Option<Claim> {
         let entry = self.entries.pop_front()?;
         self.outstanding -= entry.claim.count;
@@ -168,10 +170,7 @@ mod tests {
         l.record(claim(2, 10, 4)).unwrap();
         assert_eq!(l.outstanding(), 9);
         let end = first.wrapping_add(7);
-        assert_eq!(
-            l.retire_before(end),
-            Some(Retired { ops: claim(1, 0, 5), last: true })
-        );
+        assert_eq!(l.retire_before(end), Some(Retired { ops: claim(1, 0, 5), last: true }));
         assert_eq!(
             l.retire_before(end),
             Some(Retired { ops: Claim { bytes: 0, ..claim(2, 10, 2) }, last: false })

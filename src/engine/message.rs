@@ -1,8 +1,8 @@
 //! Message buffers: a fixed pool of blocks, chains of blocks, and queues of chains.
 //!
-//! A message is a chain of blocks that begins with a header. It has one owner at a time: whoever allocated it, the
-//! queue it was pushed to, whoever took it from there. Queues are many-producer stacks that the one consumer takes whole
-//! and turns around, so each producer's order is kept.
+//! A message is a chain of blocks that begins with a header. It has one owner at a time: whoever
+//! allocated it, the queue it was pushed to, whoever took it from there. Queues are many-producer
+//! stacks that the one consumer takes whole and turns around, so each producer's order is kept.
 
 use core::mem::MaybeUninit;
 
@@ -26,7 +26,8 @@ pub struct Header {
     pub name: u32,
     /// Bytes of the message itself.
     pub len: u32,
-    /// Outgoing: slot of the transfer that waits for it to be handed over, or [`NONE`]. Incoming: generation of the peer.
+    /// Outgoing: slot of the transfer that waits for it to be handed over, or [`NONE`]. Incoming:
+    /// generation of the peer.
     pub slot: u32,
     /// State of that transfer then.
     pub state: Option<State>,
@@ -121,7 +122,8 @@ impl<'m> Pool<'m> {
             .or_else(|| self.take_fresh(n))
             .or_else(|| self.take_mixed(n))?;
         self.used.fetch_add(n, Ordering::Relaxed);
-        // SAFETY: I4: popped just now, so nobody else owns it; a block is aligned and longer than a header.
+        // SAFETY: I4: popped just now, so nobody else owns it; a block is aligned and longer than a
+        // header.
         unsafe { self.header_at(first).write(header) };
         Some(Message(first))
     }
@@ -130,7 +132,8 @@ impl<'m> Pool<'m> {
         self.bytes.wrapping_add(first as usize * BLOCK).cast()
     }
 
-    /// Neither the free blocks nor the fresh ones suffice alone: the last fresh ones become free ones.
+    /// Neither the free blocks nor the fresh ones suffice alone: the last fresh ones become free
+    /// ones.
     fn take_mixed(&self, n: u32) -> Option<u32> {
         let rest = self.blocks() - self.fresh.load(Ordering::Relaxed);
         if let Some(first) = (rest > 0).then(|| self.take_fresh(rest)).flatten() {
@@ -143,12 +146,8 @@ impl<'m> Pool<'m> {
         let mut first = self.fresh.load(Ordering::Relaxed);
         loop {
             let end = first.checked_add(n).filter(|&e| e <= self.blocks())?;
-            match self.fresh.compare_exchange_weak(
-                first,
-                end,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            ) {
+            match self.fresh.compare_exchange_weak(first, end, Ordering::Relaxed, Ordering::Relaxed)
+            {
                 Ok(_) => break,
                 Err(now) => first = now,
             }
@@ -166,7 +165,8 @@ impl<'m> Pool<'m> {
         for _ in 1..n {
             last = self.links[last as usize].load(Ordering::Relaxed);
         }
-        // Counted after it can be taken: a stream is read only while enough is left, and a take must then succeed.
+        // Counted after it can be taken: a stream is read only while enough is left, and a take
+        // must then succeed.
         self.free.push_chain(self.links, message.0, last);
         self.used.fetch_sub(n, Ordering::Release);
     }
@@ -189,22 +189,25 @@ impl<'m> Pool<'m> {
         let total = self.header(message).total();
         let data = &data[..data.len().min(total.saturating_sub(at))];
         self.spans(message, at, data.len(), |to, from, n| {
-            // SAFETY: I4: the span lies in a block of a message that the caller owns; `data` is elsewhere.
+            // SAFETY: I4: the span lies in a block of a message that the caller owns; `data` is
+            // elsewhere.
             unsafe { core::ptr::copy_nonoverlapping(data[from..from + n].as_ptr(), to, n) };
         });
     }
 
-    /// Calls `f` with each stretch of the bytes `at..at + len` of a message that the caller owns. All of them were
-    /// written before.
+    /// Calls `f` with each stretch of the bytes `at..at + len` of a message that the caller owns.
+    /// All of them were written before.
     pub fn read(&self, message: Message, at: usize, len: usize, mut f: impl FnMut(&[u8])) {
         let len = len.min(self.header(message).total().saturating_sub(at));
         self.spans(message, at, len, |from, _, n| {
-            // SAFETY: I4: the caller owns the message, whose writer filled these bytes before handing it over.
+            // SAFETY: I4: the caller owns the message, whose writer filled these bytes before
+            // handing it over.
             f(unsafe { core::slice::from_raw_parts(from, n) });
         });
     }
 
-    /// Collects stretches of the bytes from `at` on, as many as `out` holds. How many, and how many bytes.
+    /// Collects stretches of the bytes from `at` on, as many as `out` holds. How many, and how many
+    /// bytes.
     pub fn parts<'a>(&'a self, m: Message, at: usize, out: &mut [&'a [u8]]) -> (usize, usize) {
         let (mut n, mut bytes, room) = (0, 0, out.len());
         let len = self.header(m).total().saturating_sub(at).min(room * BLOCK);

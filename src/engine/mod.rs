@@ -1,4 +1,5 @@
-//! Rails, transfers, claims, completions and notifications. Knows the NIC seam and no driver; allocates nothing.
+//! Rails, transfers, claims, completions and notifications. Knows the NIC seam and no driver;
+//! allocates nothing.
 //!
 //! | question | file |
 //! |---|---|

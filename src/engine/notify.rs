@@ -30,7 +30,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         Ok(m)
     }
 
-    /// Sends bytes to a peer, in order with other messages of the calling thread. Returns when they are queued.
+    /// Sends bytes to a peer, in order with other messages of the calling thread. Returns when they
+    /// are queued.
     pub fn notify(&self, raw: u64, bytes: &[u8]) -> Result<(), Status> {
         let (peer, state) = self.peer(raw)?;
         if state.link == Link::Dead {
@@ -54,8 +55,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// All data of a transfer has landed and nothing of it is in flight: its message goes out, and it is done when the
-    /// message was handed to the stream.
+    /// All data of a transfer has landed and nothing of it is in flight: its message goes out, and
+    /// it is done when the message was handed to the stream.
     pub(super) fn landed(&self, index: u32, state: State) {
         let slot = &self.slots[index as usize];
         let raw = slot.message.swap(NONE, Ordering::AcqRel);
@@ -91,8 +92,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// One round over the message streams. `receive`: look for incoming ones too. False when another thread holds the
-    /// token or nothing moved.
+    /// One round over the message streams. `receive`: look for incoming ones too. False when
+    /// another thread holds the token or nothing moved.
     pub fn poll_messages(&self, receive: bool) -> bool {
         if !self.net_token.try_take() {
             return false;
@@ -150,7 +151,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         match channel.send(&self.tx, &mut io.fifo, consumed, sent) {
             Ok(moved) => {
                 if channel.is_stuck() {
-                    self.outgoing[index as usize / 64].fetch_or(1 << (index % 64), Ordering::AcqRel);
+                    self.outgoing[index as usize / 64]
+                        .fetch_or(1 << (index % 64), Ordering::AcqRel);
                 }
                 moved
             }
@@ -199,8 +201,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         })
     }
 
-    /// Takes every message that has arrived: `f` gets the sender's name and the bytes, cut in stretches: first the name's
-    /// (`true`), then the message's, then one empty call that ends it. Returns how many messages.
+    /// Takes every message that has arrived: `f` gets the sender's name and the bytes, cut in
+    /// stretches: first the name's (`true`), then the message's, then one empty call that ends
+    /// it. Returns how many messages.
     pub fn take_messages(&self, mut f: impl FnMut(Piece<'_>)) -> usize {
         let mut n = 0;
         for (inbox, pool) in [(&self.own_inbox, &self.tx), (&self.inbox, &self.rx)] {
@@ -220,7 +223,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         n
     }
 
-    /// The application took a message: the window of its sender moves, and the sender is told in steps.
+    /// The application took a message: the window of its sender moves, and the sender is told in
+    /// steps.
     fn took(&self, h: Header) {
         let peer = &self.peers[h.peer as usize];
         if peer.load().generation != h.slot {

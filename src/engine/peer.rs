@@ -78,11 +78,7 @@ impl<L> Peer<L> {
             3 => Link::Dead,
             _ => Link::Free,
         };
-        PeerState {
-            generation: (word >> 32) as u32,
-            link,
-            status: Status::from_byte(word as u8),
-        }
+        PeerState { generation: (word >> 32) as u32, link, status: Status::from_byte(word as u8) }
     }
 
     /// Publishes a state. Only the control side (one thread at a time) changes it.

@@ -1,4 +1,5 @@
-//! The hot path: a lane's token holder claims ops, turns them into work requests, and retires completions.
+//! The hot path: a lane's token holder claims ops, turns them into work requests, and retires
+//! completions.
 
 use crate::engine::core::Core;
 use crate::engine::lane::{Inner, Lane, LANE_CLAIMS};
@@ -20,8 +21,8 @@ pub(super) enum Served {
 }
 
 impl<'m, P: Port, N: Net> Core<'m, P, N> {
-    /// One round over one lane: completions, then one claim for each published transfer. False when another thread
-    /// holds the token or nothing moved.
+    /// One round over one lane: completions, then one claim for each published transfer. False when
+    /// another thread holds the token or nothing moved.
     pub fn poll_lane(&self, index: u32) -> bool {
         let lane = &self.lanes[index as usize];
         if !lane.token.try_take() {
@@ -86,7 +87,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.post_claim(lane, inner, &body, claim)
     }
 
-    /// A claim for this lane, or `None`. The caller holds the slot and keeps the hold for the claim.
+    /// A claim for this lane, or `None`. The caller holds the slot and keeps the hold for the
+    /// claim.
     fn claim(
         &self,
         lane: &Lane<'m, P>,
@@ -143,12 +145,14 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// A rail that a transfer was published to is down: every lane may carry it now. It stays published here too, for when
-    /// the rail comes back. Publishes once, so that transfers which wait for a reconnect do not keep anybody awake.
+    /// A rail that a transfer was published to is down: every lane may carry it now. It stays
+    /// published here too, for when the rail comes back. Publishes once, so that transfers
+    /// which wait for a reconnect do not keep anybody awake.
     fn share(&self, index: u32) {
         for other in self.lanes {
             if other.set(index) {
                 other.token.publish();
+                self.worker.wake();
             }
         }
     }
@@ -187,13 +191,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         inner.claims += 1;
         lane.outstanding.fetch_add(claim.bytes, Ordering::Relaxed);
         lane.stats.claims.fetch_add(1, Ordering::Relaxed);
-        let batch = Batch {
-            peer: body.peer,
-            direction: body.direction,
-            ops,
-            first_wr,
-            keys: &self.remote,
-        };
+        let batch =
+            Batch { peer: body.peer, direction: body.direction, ops, first_wr, keys: &self.remote };
         let Err((posted, why)) = inner.port.post(&batch) else { return Served::Claimed };
         let unposted = claim.count - posted.min(claim.count);
         let bytes = ops[posted as usize..].iter().map(|o| u64::from(o.len)).sum();
@@ -206,10 +205,17 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         if why == PostError::Rail {
             self.rail_failed(lane, inner, body.peer);
         }
-        Served::Nothing
+        // Something is in flight: who polls must come back, with a driver that works inside post at
+        // once.
+        if posted > 0 {
+            Served::Claimed
+        } else {
+            Served::Nothing
+        }
     }
 
-    /// Where completions retire claims, and the last one makes a transfer "done" (`Slot::arrived`, `Slot::leave`).
+    /// Where completions retire claims, and the last one makes a transfer "done" (`Slot::arrived`,
+    /// `Slot::leave`).
     fn reap(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>) -> bool {
         let mut moved = false;
         while let Some(c) = inner.port.poll() {
@@ -233,12 +239,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         while let Some(r) = inner.rails[peer as usize].ledger.retire_before(end) {
             let slot = &self.slots[r.ops.slot as usize];
             // SAFETY: I3: the claim that is being retired is a hold.
-            let direction = unsafe { slot.body() }.direction;
-            let bytes = match direction {
-                Direction::Read => &lane.stats.bytes_read,
-                Direction::Write => &lane.stats.bytes_written,
-            };
-            bytes.fetch_add(r.ops.bytes, Ordering::Relaxed);
+            let body = unsafe { slot.body() };
+            carried(lane, &body, r.ops.bytes);
             lane.stats.work_requests.fetch_add(u64::from(r.ops.count), Ordering::Relaxed);
             lane.outstanding.fetch_sub(r.ops.bytes, Ordering::Relaxed);
             slot.arrived(r.ops.count, r.ops.bytes);
@@ -249,7 +251,25 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// One work request was refused for its own sake: its transfer ends, the first bad pair is kept.
+    /// A claim is out of flight unfinished. Of its bytes, which are counted whole at its end, those
+    /// arrived whose ops are not in it any more. The caller keeps the claim's hold.
+    fn abandoned(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, claim: &Claim) {
+        inner.claims -= 1;
+        lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
+        let slot = &self.slots[claim.slot as usize];
+        // SAFETY: I3: the claim is a hold.
+        let body = unsafe { slot.body() };
+        // SAFETY: I3: as above; the pool keeps the ops until release.
+        let ops = unsafe { core::slice::from_raw_parts(body.ops, body.n_ops as usize) };
+        let rest = ops.iter().skip(claim.first as usize).take(claim.count as usize);
+        let missing = rest.map(|o| u64::from(o.len)).sum();
+        let arrived = claim.bytes.saturating_sub(missing);
+        slot.counters.bytes_done.fetch_add(arrived, Ordering::Relaxed);
+        carried(lane, &body, arrived);
+    }
+
+    /// One work request was refused for its own sake: its transfer ends, the first bad pair is
+    /// kept.
     fn culprit(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, c: Completion, status: Status) {
         lane.stats.errors.fetch_add(1, Ordering::Relaxed);
         self.retire(lane, inner, c.peer, c.wr);
@@ -269,19 +289,18 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         // The rail lives: the rest of the failed claim was flushed with it.
         if let Some(claim) = inner.rails[c.peer as usize].ledger.drop_front(c.wr) {
-            lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
-            inner.claims -= 1;
+            self.abandoned(lane, inner, &claim);
             self.leave(claim.slot);
         }
     }
 
-    /// A rail broke: it is closed, and what it had not finished goes to the other lanes of each transfer.
+    /// A rail broke: it is closed, and what it had not finished goes to the other lanes of each
+    /// transfer.
     fn rail_failed(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
         inner.port.close(peer);
         inner.rails[peer as usize].generation = 0;
         while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
-            inner.claims -= 1;
-            lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
+            self.abandoned(lane, inner, &claim);
             let slot = &self.slots[claim.slot as usize];
             self.give_return(slot, claim.first, claim.count);
             for other in self.lanes {
@@ -292,6 +311,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         // What waits here without a claim in flight is looked at once more, and shared out then.
         lane.token.publish();
+        self.worker.wake();
         self.mark_broken(peer);
     }
 
@@ -307,8 +327,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         inner.port.close(peer);
         inner.rails[peer as usize].generation = 0;
         while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
-            inner.claims -= 1;
-            lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
+            self.abandoned(lane, inner, &claim);
             self.slots[claim.slot as usize].end(status);
             self.leave(claim.slot);
         }
@@ -342,7 +361,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         slot.returns.push(self.return_links, i);
     }
 
-    /// Nothing of a failed transfer is in flight: its message and unclaimed returns go back, then the error is told.
+    /// Nothing of a failed transfer is in flight: its message and unclaimed returns go back, then
+    /// the error is told.
     fn ended(&self, slot: &Slot, state: State) {
         while self.take_return(slot).is_some() {}
         self.drop_message(slot);
@@ -367,6 +387,15 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             self.leave(i as u32);
         }
     }
+}
+
+/// Counts bytes that a lane has carried.
+fn carried<P>(lane: &Lane<'_, P>, body: &Body, bytes: u64) {
+    let total = match body.direction {
+        Direction::Read => &lane.stats.bytes_read,
+        Direction::Write => &lane.stats.bytes_written,
+    };
+    total.fetch_add(bytes, Ordering::Relaxed);
 }
 
 /// How many of `ops[first..first + most]` fit `bytes` (at least one), and how many bytes they have.

@@ -8,8 +8,9 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 const OPEN: u64 = 1;
 
-/// One region slot. Its fields are atomics only so that a reader with a stale handle reads *something*; the generation
-/// word, checked before and after, says whether it is the region that was meant.
+/// One region slot. Its fields are atomics only so that a reader with a stale handle reads
+/// *something*; the generation word, checked before and after, says whether it is the region that
+/// was meant.
 #[derive(Debug)]
 pub struct Region {
     /// `generation:32 | open:1`.
@@ -45,7 +46,8 @@ pub struct Regions<'m> {
     links: &'m [AtomicU32],
     free: IndexStack,
     used: AtomicU32,
-    /// Grows whenever any region is closed, so that a post can skip checking regions that nobody closed.
+    /// Grows whenever any region is closed, so that a post can skip checking regions that nobody
+    /// closed.
     closes: AtomicU64,
 }
 
@@ -107,7 +109,8 @@ impl<'m> Regions<'m> {
         Some(Handle::new(self.kind, slot, generation))
     }
 
-    /// Closes a region: no post takes it from here on. The slot stays taken until [`Regions::free`].
+    /// Closes a region: no post takes it from here on. The slot stays taken until
+    /// [`Regions::free`].
     pub fn close(&self, handle: Handle) -> Result<View, Status> {
         let view = self.view(handle.raw())?;
         let word = (u64::from(view.generation) << 32) | OPEN;
@@ -150,9 +153,9 @@ impl<'m> Regions<'m> {
 
     /// True while the region in `slot` is open and of `generation`.
     pub fn is_open(&self, slot: u32, generation: u32) -> bool {
-        self.slots.get(slot as usize).is_some_and(|r| {
-            r.word.load(Ordering::Acquire) == (u64::from(generation) << 32) | OPEN
-        })
+        self.slots
+            .get(slot as usize)
+            .is_some_and(|r| r.word.load(Ordering::Acquire) == (u64::from(generation) << 32) | OPEN)
     }
 
     /// The key of the remote region in `slot`, which an active transfer keeps in place.

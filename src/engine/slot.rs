@@ -1,19 +1,21 @@
 //! A transfer slot, and the rules by which several threads may work on it.
 //!
-//! *Holds.* `inflight` counts holds: one per claim in flight, one per thread that is changing the transfer. Whoever
-//! wants to read the ops raises it first, and reads them only if the cursor is open after that. Whoever ends a
-//! transfer changes the phase, closes the cursor, and only then lowers its own hold. So when the last hold is lowered,
-//! the cursor of an ending transfer is closed and nobody is inside; whoever raises later sees it closed. `inflight`
+//! *Holds.* `inflight` counts holds: one per claim in flight, one per thread that is changing the
+//! transfer. Whoever wants to read the ops raises it first, and reads them only if the cursor is
+//! open after that. Whoever ends a transfer changes the phase, closes the cursor, and only then
+//! lowers its own hold. So when the last hold is lowered, the cursor of an ending transfer is
+//! closed and nobody is inside; whoever raises later sees it closed. `inflight`
 //! moves by read-modify-write only, which is what carries these orders from thread to thread.
 //!
-//! *Settling.* The last one out settles: `Landed` becomes `Notifying` (the winner hands the message over), `Ending`
-//! becomes `Closing` (the winner tidies up and publishes the error). A terminal phase is thus published only when nothing is in flight.
+//! *Settling.* The last one out settles: `Landed` becomes `Notifying` (the winner hands the message
+//! over), `Ending` becomes `Closing` (the winner tidies up and publishes the error). A terminal
+//! phase is thus published only when nothing is in flight.
 
 use crate::engine::cursor::{Cursor, Seen};
 use crate::engine::stack::{IndexStack, NONE};
 use crate::engine::state::{Phase, State, StateWord};
 use crate::status::Status;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell};
+use crate::sync::{AtomicU32, AtomicU64, Guarded, Ordering};
 use crate::table::{Direction, Op};
 
 /// A region that a prepared transfer names, with the generation that it had.
@@ -104,11 +106,12 @@ pub struct Slot {
     pub message: AtomicU32,
     /// For `info`.
     pub counters: Counters,
-    body: UnsafeCell<Body>,
+    body: Guarded<Body>,
 }
 
-// SAFETY: I3: `body` is written only by the thread that holds the slot exclusively (prepare) and read only under a hold
-// with an open cursor or by the thread that moved it to `Posting`; the pointers in it are plain addresses.
+// SAFETY: I3: `body` is written only by the thread that holds the slot exclusively (prepare) and
+// read only under a hold with an open cursor or by the thread that moved it to `Posting`; the
+// pointers in it are plain addresses.
 unsafe impl Sync for Slot {}
 // SAFETY: I3: as above; nothing in a slot belongs to a thread.
 unsafe impl Send for Slot {}
@@ -128,27 +131,29 @@ impl Slot {
                 failed_pair: AtomicU64::new(u64::MAX),
                 post_ns: AtomicU64::new(0),
             },
-            body: UnsafeCell::new(Body::EMPTY),
+            body: Guarded::new(Body::EMPTY),
         }
     }
 
     /// Puts the body of a new life in.
     ///
     /// # Safety
-    /// The caller popped this slot from the free list and nobody else has a handle of this life (I3).
+    /// The caller popped this slot from the free list and nobody else has a handle of this life
+    /// (I3).
     pub unsafe fn set_body(&self, body: Body) {
-        // SAFETY: I3: exclusive by the caller's promise; claimers see a closed cursor and do not look.
-        unsafe { *self.body.get() = body };
+        // SAFETY: I3: exclusive by the caller's promise; claimers see a closed cursor and do not
+        // look.
+        self.body.with_mut(|b| unsafe { *b = body });
     }
 
     /// The body.
     ///
     /// # Safety
-    /// The caller has a hold and saw the cursor open after raising it, or made the slot `Posting`, or is the only one
-    /// that can release it (I3).
+    /// The caller has a hold and saw the cursor open after raising it, or made the slot `Posting`,
+    /// or is the only one that can release it (I3).
     pub unsafe fn body(&self) -> Body {
         // SAFETY: I3: by the caller's promise the body is not being written.
-        unsafe { *self.body.get() }
+        self.body.with(|b| unsafe { *b })
     }
 
     /// Raises a hold.
@@ -173,8 +178,9 @@ impl Slot {
             Phase::Ending => s.to(Phase::Closing, s.status),
             _ => return Settled::Nothing,
         };
-        // The state was read before this: zero here means that nobody of *this* post is inside, for its cursor was
-        // closed before the one who ended it went out. A thread that is inside now settles when it leaves.
+        // The state was read before this: zero here means that nobody of *this* post is inside, for
+        // its cursor was closed before the one who ended it went out. A thread that is
+        // inside now settles when it leaves.
         let busy = self.inflight.load(Ordering::Acquire) != 0;
         if busy && !cfg!(mutant = "settle_early") {
             return Settled::Nothing;
@@ -196,23 +202,33 @@ impl Slot {
         self.counters.failed_pair.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// `n` ops arrived (`n` may be 0 for a post of nothing). The one who brings the last moves the transfer to `Landed`
-    /// and closes the cursor. The caller holds the slot.
+    /// `n` ops arrived (`n` may be 0 for a post of nothing). The one who brings the last moves the
+    /// transfer to `Landed` and closes the cursor. The caller holds the slot.
     pub fn arrived(&self, n: u32, bytes: u64) {
         self.counters.bytes_done.fetch_add(bytes, Ordering::Relaxed);
-        if self.left.fetch_sub(n, Ordering::AcqRel) != n {
+        if self.count_down(n) != n {
             return;
         }
         let s = self.state.load();
-        if s.phase == Phase::Active
-            && self.state.change(s, s.to(Phase::Landed, Status::InProgress))
+        if s.phase == Phase::Active && self.state.change(s, s.to(Phase::Landed, Status::InProgress))
         {
             self.cursor.close();
         }
     }
 
-    /// A look at the cursor by somebody who wants to claim; `None` unless the post is active. The cursor opens before the
-    /// phase says `Active`, and a claim in that gap could complete or fail unseen. The caller holds the slot.
+    fn count_down(&self, n: u32) -> u32 {
+        if cfg!(mutant = "left_split") {
+            // Load and store instead of one step: two rails both think the other brings the last.
+            let left = self.left.load(Ordering::Acquire);
+            self.left.store(left - n, Ordering::Release);
+            return left;
+        }
+        self.left.fetch_sub(n, Ordering::AcqRel)
+    }
+
+    /// A look at the cursor by somebody who wants to claim; `None` unless the post is active. The
+    /// cursor opens before the phase says `Active`, and a claim in that gap could complete or
+    /// fail unseen. The caller holds the slot.
     pub fn look(&self) -> Option<Seen> {
         let seen = self.cursor.look()?;
         let early = self.state.load().phase == Phase::Posting;
@@ -224,20 +240,22 @@ impl Slot {
         self.left.load(Ordering::Acquire)
     }
 
-    /// Ends an active transfer with an error. The caller holds the slot. False when it was not active.
+    /// Ends an active transfer with an error. The caller holds the slot. False when it was not
+    /// active.
     pub fn end(&self, status: Status) -> bool {
-        let s = self.state.load();
-        self.end_life(s.generation, status)
+        self.end_seen(self.state.load(), status)
     }
 
-    /// The same, if the slot is still in the life `generation`.
-    pub fn end_life(&self, generation: u32, status: Status) -> bool {
-        let s = self.state.load();
-        let active = s.phase == Phase::Active && s.generation == generation;
-        if !active || !self.state.change(s, s.to(Phase::Ending, status)) {
+    /// The same, if the slot is still in the very state `seen`, that is, in this life and this
+    /// post.
+    pub fn end_seen(&self, seen: State, status: Status) -> bool {
+        let active = seen.phase == Phase::Active;
+        if !active || !self.state.change(seen, seen.to(Phase::Ending, status)) {
             return false;
         }
-        self.cursor.close();
+        if !cfg!(mutant = "end_open") {
+            self.cursor.close();
+        }
         true
     }
 }

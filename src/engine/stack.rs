@@ -1,7 +1,7 @@
 //! Free lists and return lists: stacks of indices, `tag:32 | index:32` in one word.
 //!
-//! The tag grows with every change, so a head that looks the same *is* the same (no ABA), and several entries can be
-//! popped with one CAS.
+//! The tag grows with every change, so a head that looks the same *is* the same (no ABA), and
+//! several entries can be popped with one CAS.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -14,6 +14,14 @@ pub struct IndexStack(AtomicU64);
 
 const fn pack(tag: u32, index: u32) -> u64 {
     ((tag as u64) << 32) | index as u64
+}
+
+const fn next_tag(head: u64) -> u32 {
+    let tag = (head >> 32) as u32;
+    if cfg!(mutant = "stack_tag") {
+        return tag;
+    }
+    tag.wrapping_add(1)
 }
 
 impl IndexStack {
@@ -37,8 +45,10 @@ impl IndexStack {
         let mut head = self.0.load(Ordering::Relaxed);
         loop {
             links[last as usize].store(head as u32, Ordering::Relaxed);
-            let new = pack(((head >> 32) as u32).wrapping_add(1), first);
-            match self.0.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed) {
+            let new = pack(next_tag(head), first);
+            let order =
+                if cfg!(mutant = "stack_push") { Ordering::Relaxed } else { Ordering::AcqRel };
+            match self.0.compare_exchange_weak(head, new, order, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }
@@ -50,14 +60,16 @@ impl IndexStack {
         self.pop_chain(links, 1)
     }
 
-    /// Pops exactly `n` indices, still linked, the last one's link being meaningless. `None`: fewer are there.
+    /// Pops exactly `n` indices, still linked, the last one's link being meaningless. `None`: fewer
+    /// are there.
     pub fn pop_chain(&self, links: &[AtomicU32], n: u32) -> Option<u32> {
         let mut head = self.0.load(Ordering::Acquire);
         'again: loop {
             let first = head as u32;
             let mut rest = first;
             for _ in 0..n {
-                // A stale walk may read links that were changed meanwhile; the CAS below then fails on the tag.
+                // A stale walk may read links that were changed meanwhile; the CAS below then fails
+                // on the tag.
                 let Some(link) = links.get(rest as usize) else {
                     let now = self.0.load(Ordering::Acquire);
                     if now == head {
@@ -68,17 +80,8 @@ impl IndexStack {
                 };
                 rest = link.load(Ordering::Relaxed);
             }
-            let tag = if cfg!(mutant = "stack_tag") {
-                (head >> 32) as u32
-            } else {
-                ((head >> 32) as u32).wrapping_add(1)
-            };
-            match self.0.compare_exchange_weak(
-                head,
-                pack(tag, rest),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
+            let new = pack(next_tag(head), rest);
+            match self.0.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(first),
                 Err(now) => head = now,
             }

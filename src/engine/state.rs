@@ -1,7 +1,7 @@
 //! The one word that says where a transfer stands: `generation:24 | epoch:24 | phase:8 | status:8`.
 //!
-//! The generation is the handle's (a released slot is another transfer); the epoch counts posts, so that a thread that
-//! fell asleep inside one post can never end the next.
+//! The generation is the handle's (a released slot is another transfer); the epoch counts posts, so
+//! that a thread that fell asleep inside one post can never end the next.
 
 use crate::status::Status;
 use crate::sync::{AtomicU64, Ordering};
@@ -24,7 +24,8 @@ pub enum Phase {
     Notifying = 5,
     /// Failed or cancelled; waits until nothing is in flight.
     Ending = 6,
-    /// Nothing is in flight any more; the last one out is tidying up before it publishes the error.
+    /// Nothing is in flight any more; the last one out is tidying up before it publishes the
+    /// error.
     Closing = 7,
     /// Finished well. Terminal.
     Done = 8,
@@ -123,12 +124,8 @@ pub struct StateWord(AtomicU64);
 impl StateWord {
     /// A free slot of generation 1.
     pub fn new() -> StateWord {
-        let first = State {
-            generation: 1,
-            epoch: 0,
-            phase: Phase::Free,
-            status: Status::NotPosted,
-        };
+        let first =
+            State { generation: 1, epoch: 0, phase: Phase::Free, status: Status::NotPosted };
         StateWord(AtomicU64::new(first.pack()))
     }
 
@@ -139,7 +136,8 @@ impl StateWord {
 
     /// Moves from exactly `from` to `to`. False when somebody else moved first.
     pub fn change(&self, from: State, to: State) -> bool {
-        let publish = if cfg!(mutant = "state_publish") { Ordering::Relaxed } else { Ordering::AcqRel };
+        let publish =
+            if cfg!(mutant = "state_publish") { Ordering::Relaxed } else { Ordering::AcqRel };
         self.0.compare_exchange(from.pack(), to.pack(), publish, Ordering::Relaxed).is_ok()
     }
 }
@@ -170,12 +168,7 @@ mod tests {
 
     #[test]
     fn generations_skip_zero_and_epochs_wrap() {
-        let s = State {
-            generation: MASK24,
-            epoch: MASK24,
-            phase: Phase::Done,
-            status: Status::Ok,
-        };
+        let s = State { generation: MASK24, epoch: MASK24, phase: Phase::Done, status: Status::Ok };
         assert_eq!(s.next_life().generation, 1);
         assert_eq!(s.next_post().epoch, 0);
         assert_eq!(s.next_post().generation, MASK24);

@@ -1,8 +1,8 @@
 //! The poll token: who may touch a lane, and the promise that nothing published is overlooked.
 //!
-//! A publisher raises `pending` *before* it tries the token. A holder lowers `pending` before it looks for work, gives
-//! the token back, and reads `pending` again. Both touch `held` by read-modify-write, so either the publisher gets the
-//! token or the holder sees its `pending`.
+//! A publisher raises `pending` *before* it tries the token. A holder lowers `pending` before it
+//! looks for work, gives the token back, and reads `pending` again. Both touch `held` by
+//! read-modify-write, so either the publisher gets the token or the holder sees its `pending`.
 
 use crate::sync::{AtomicBool, Ordering};
 
@@ -21,7 +21,14 @@ impl PollToken {
 
     /// Says that there is new work.
     pub fn publish(&self) {
-        self.pending.store(true, Ordering::Release);
+        if cfg!(mutant = "token_publish") {
+            self.pending.store(true, Ordering::Release);
+            return;
+        }
+        // A swap, because a store would hide what another publisher said before: whoever looks
+        // would see the later one's work only, and find nothing pending when it gives the token
+        // back.
+        self.pending.swap(true, Ordering::Release);
     }
 
     /// True when work was published that no holder has looked at yet.
@@ -37,11 +44,14 @@ impl PollToken {
 
     /// The holder is about to look for work.
     pub fn look(&self) {
-        // A swap, because reading the publisher's `true` is what makes its work visible to the look that follows.
-        self.pending.swap(false, Ordering::Acquire);
+        // A swap, because reading the publisher's `true` is what makes its work visible to the look
+        // that follows.
+        let order = if cfg!(mutant = "token_look") { Ordering::Relaxed } else { Ordering::Acquire };
+        self.pending.swap(false, order);
     }
 
-    /// Gives the token back. True: work was published meanwhile, so take it again or see that somebody does.
+    /// Gives the token back. True: work was published meanwhile, so take it again or see that
+    /// somebody does.
     pub fn give_back(&self) -> bool {
         if cfg!(mutant = "token_order") {
             // Reads the flag before the token is free: a publisher in between is overlooked.

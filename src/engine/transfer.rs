@@ -2,7 +2,7 @@
 
 use crate::engine::core::Core;
 use crate::engine::peer::Link;
-use crate::engine::slot::{Body, RegionRef, Slot};
+use crate::engine::slot::{Body, RegionRef};
 use crate::engine::stack::NONE;
 use crate::engine::state::{Phase, State};
 use crate::handle::{Handle, Kind};
@@ -58,7 +58,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// Posts a transfer that is at rest, with a message for the peer if there is one. Never waits.
     ///
-    /// `Err` is a refusal: the transfer stays as it was. A failure of the transfer itself shows in the status.
+    /// `Err` is a refusal: the transfer stays as it was. A failure of the transfer itself shows in
+    /// the status.
     pub fn post(&self, raw: u64, message: Option<&[u8]>) -> Result<Status, Status> {
         let (index, state) = self.transfer(raw)?;
         let slot = &self.slots[index as usize];
@@ -73,9 +74,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             slot.state.change(posting, posting.to(state.phase, state.status));
             Err(status)
         };
-        // Whoever closes a region closes it first and then looks for transfers that are posting or active (`quiesce`); we
-        // say first that we are posting and then look whether all is open.
-        fence(Ordering::SeqCst);
+        // Whoever closes a region closes it first and then looks for transfers that are posting or
+        // active (`quiesce`); we say first that we are posting and then look whether all is
+        // open.
+        if !cfg!(mutant = "post_fence") {
+            fence(Ordering::SeqCst);
+        }
         if !self.regions_open(&body) {
             return refuse(Status::Stale);
         }
@@ -96,9 +100,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         slot.message.store(note, Ordering::Release);
         slot.cursor.open();
         slot.state.change(posting, posting.to(Phase::Active, Status::InProgress));
-        // Whoever closes a peer closes it first, then looks for active transfers, then closes its rails, which ends every
-        // claim; we are active first and then look whether it is there.
-        fence(Ordering::SeqCst);
+        // Whoever closes a peer closes it first, then looks for active transfers, then closes its
+        // rails, which ends every claim; we are active first and then look whether it is
+        // there.
+        if !cfg!(mutant = "peer_fence") {
+            fence(Ordering::SeqCst);
+        }
         let peer = self.peer_state(body.peer);
         if peer.link == Link::Dead || peer.generation != body.peer_generation {
             slot.end(if peer.status.is_err() { peer.status } else { Status::Disconnected });
@@ -120,7 +127,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         })
     }
 
-    /// Shows a transfer to the lanes it may use; a small one is carried at once, if its lane is free.
+    /// Shows a transfer to the lanes it may use; a small one is carried at once, if its lane is
+    /// free.
     fn publish(&self, index: u32, body: &Body) {
         if self.tuning.stripe_all {
             for lane in self.lanes {
@@ -159,19 +167,19 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.transfer(raw).map(|(_, s)| s.answer())
     }
 
-    /// Stops claiming; the transfer ends with `Cancelled` as soon as nothing of it is in flight. A transfer at rest, and
-    /// one whose data has all landed, is left alone.
+    /// Stops claiming; the transfer ends with `Cancelled` as soon as nothing of it is in flight. A
+    /// transfer at rest, and one whose data has all landed, is left alone.
     pub fn cancel(&self, raw: u64) -> Result<(), Status> {
         let (index, state) = self.transfer(raw)?;
         let slot = &self.slots[index as usize];
         slot.enter();
-        slot.end_life(state.generation, Status::Cancelled);
+        slot.end_seen(state, Status::Cancelled);
         self.leave(index);
         Ok(())
     }
 
-    /// Ends a transfer's life. `Ok`: nothing touches its memory any more, and the body is the caller's to free. `Busy`:
-    /// it is not at rest; cancel it and poll.
+    /// Ends a transfer's life. `Ok`: nothing touches its memory any more, and the body is the
+    /// caller's to free. `Busy`: it is not at rest; cancel it and poll.
     pub fn release(&self, raw: u64) -> Result<Body, Status> {
         let (index, state) = self.transfer(raw)?;
         let slot = &self.slots[index as usize];
@@ -219,18 +227,27 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// Ends the transfers that use a region which was closed just now. `Busy` while something may still be in flight: poll
-    /// and ask again.
+    /// Ends the transfers that use a region which was closed just now. `Busy` while something may
+    /// still be in flight: poll and ask again.
     pub fn quiesce(&self, region: RegionRef) -> Result<(), Status> {
         fence(Ordering::SeqCst);
+        // One that is being posted may have found the region open, and rails may claim of it before
+        // it could be ended. Asked before the walk, which finds whoever is active by then;
+        // asked after it, one that became active meanwhile would pass both.
+        let late = cfg!(mutant = "quiesce_late");
+        let posting = !late && self.any(Phase::Posting);
         self.end_where(Status::Cancelled, |body| uses(body, region));
-        // Those that were ended (by us or anybody) may still have claims in flight until they are past `Ending`; one that is
-        // being posted may have found the region open, and rails may claim of it before it could be ended.
-        let unsettled = |s: &Slot| matches!(s.state.load().phase, Phase::Ending | Phase::Posting);
-        if self.slots.iter().any(unsettled) {
+        let posting = posting || (late && self.any(Phase::Posting));
+        // Those that were ended (by us or anybody) may still have claims in flight until they are
+        // past `Ending`.
+        if posting || self.any(Phase::Ending) {
             return Err(Status::Busy);
         }
         Ok(())
+    }
+
+    fn any(&self, phase: Phase) -> bool {
+        self.slots.iter().any(|s| s.state.load().phase == phase)
     }
 
     /// An active transfer that uses a region.
@@ -290,7 +307,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         slot.enter();
         let same = slot.state.load() == mark.state && slot.left() == mark.left;
-        let ended = same && slot.end_life(mark.state.generation, Status::Stalled);
+        let ended = same && slot.end_seen(mark.state, Status::Stalled);
         self.leave(index);
         ended
     }

@@ -340,7 +340,7 @@ fn get_offer(r: &mut Reader<'_>) -> Fields<HostOffer> {
 }
 
 fn get_addrs(body: &[u8]) -> Result<Vec<SocketAddrV4>> {
-    if body.len() % 6 != 0 {
+    if !body.len().is_multiple_of(6) {
         return Err(truncated(format!(
             "connection blob: record `addresses`: {} bytes, an address has 6",
             body.len()

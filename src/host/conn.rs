@@ -53,12 +53,7 @@ impl Conn {
         Ok(conn)
     }
 
-    fn new(
-        socket: TcpStream,
-        machine: Machine,
-        until: Instant,
-        peer: Option<(u32, u32)>,
-    ) -> Conn {
+    fn new(socket: TcpStream, machine: Machine, until: Instant, peer: Option<(u32, u32)>) -> Conn {
         tune(&socket);
         Conn { socket, machine, out: Vec::new(), until, peer, offer: None, memory: None }
     }
@@ -95,7 +90,8 @@ impl Conn {
         Ok(())
     }
 
-    /// The next thing to do, or `None` when nothing more has come. Bytes that are in the machine already go first.
+    /// The next thing to do, or `None` when nothing more has come. Bytes that are in the machine
+    /// already go first.
     pub(super) fn next_step(&mut self) -> Result<Option<Step>> {
         let step = self.receive(&[])?;
         if step != Step::More {

@@ -1,5 +1,5 @@
-//! The control thread: accepts and dials, drives handshakes, connects rails, notices peers that are gone, and watches for
-//! stalls. It sleeps in `poll` and costs nothing while nothing happens.
+//! The control thread: accepts and dials, drives handshakes, connects rails, notices peers that are
+//! gone, and watches for stalls. It sleeps in `poll` and costs nothing while nothing happens.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -259,7 +259,8 @@ impl Control {
         }
         let title = entry.title();
         if entry.socket.as_ref().is_some_and(|s| !is_closed(s.as_raw_fd())) {
-            // A dial that crossed ours. Had the peer given the connection up, its end would have come before this dial.
+            // A dial that crossed ours. Had the peer given the connection up, its end would have
+            // come before this dial.
             return Err(Error::new(Status::Busy, "connected already, by the other side's dial"));
         }
         entry.parked = None;
@@ -367,13 +368,17 @@ impl Control {
             return;
         }
         let title = peers.entry(index).title();
-        self.give_up(&mut peers, index, Error::new(why.status, format!("{title}: {}", why.message)));
+        self.give_up(
+            &mut peers,
+            index,
+            Error::new(why.status, format!("{title}: {}", why.message)),
+        );
     }
 
     /// Peers whose stream was closed or broke: what they sent before is read, then they are dead.
     fn bury(&self) {
         let shared = &self.shared;
-        let mut gone: Vec<u32> = std::iter::from_fn(|| shared.core.next_broken()).collect();
+        let mut gone: Vec<u32> = core::iter::from_fn(|| shared.core.next_broken()).collect();
         let mut peers = shared.peers();
         for (index, fd) in peers.sockets() {
             if is_closed(fd) {
@@ -430,7 +435,8 @@ fn is_closed(fd: i32) -> bool {
     file[0].revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
-/// The other side proved the secret: this side proves the rail, by a read through the driver, and says so.
+/// The other side proved the secret: this side proves the rail, by a read through the driver, and
+/// says so.
 fn prove(conn: &mut Conn, offer: RailOffer) -> Result<()> {
     conn.offer = Some(offer);
     conn.memory = Some(PeerMemory::attach(&offer.local).map_err(attach_error)?);
@@ -440,11 +446,7 @@ fn prove(conn: &mut Conn, offer: RailOffer) -> Result<()> {
 }
 
 /// The `local` driver needs both processes on one host, in one pid namespace, of one user.
-pub(super) fn same_place(
-    shared: &Shared,
-    title: &str,
-    blob: &super::blob::ConnBlob,
-) -> Result<()> {
+pub(super) fn same_place(shared: &Shared, title: &str, blob: &super::blob::ConnBlob) -> Result<()> {
     let (ours, theirs) = (&shared.host, &blob.offer);
     let what = if ours.boot_id != theirs.boot_id {
         "is on another host".to_owned()
@@ -463,7 +465,7 @@ pub(super) fn same_place(
 }
 
 /// A listener on the configured address and the first free port of the configured range.
-pub(super) fn listen(ip: std::net::Ipv4Addr, ports: (u16, u16)) -> Result<TcpListener> {
+pub(super) fn listen(ip: core::net::Ipv4Addr, ports: (u16, u16)) -> Result<TcpListener> {
     let (low, high) = ports;
     let mut last = None;
     for port in low..=high {
@@ -486,6 +488,7 @@ pub(super) fn listen(ip: std::net::Ipv4Addr, ports: (u16, u16)) -> Result<TcpLis
 
 /// A connected socket's settings for messages.
 pub(super) fn tune(socket: &TcpStream) {
-    // Without it a message waits for the acknowledgement of the one before. Failure only costs time.
+    // Without it a message waits for the acknowledgement of the one before. Failure only costs
+    // time.
     let _ = socket.set_nodelay(true);
 }

@@ -1,7 +1,7 @@
 //! The engine as an application sees it: every call of the C ABI, in Rust.
 
-use std::net::Ipv4Addr;
-use std::ptr::NonNull;
+use core::net::Ipv4Addr;
+use core::ptr::NonNull;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -70,8 +70,8 @@ pub struct EngineInfo {
     pub listen: String,
 }
 
-/// One engine with its threads. Every call is safe from any thread; two calls on one transfer at a time are the caller's
-/// mistake, which at worst fails one of them.
+/// One engine with its threads. Every call is safe from any thread; two calls on one transfer at a
+/// time are the caller's mistake, which at worst fails one of them.
 pub struct Engine {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -95,7 +95,8 @@ fn bad_handle(what: &str, raw: u64, status: Status) -> Error {
 }
 
 impl Engine {
-    /// Bytes of a block that [`Engine::new_in`] needs. What a block has more goes to the pool of tables and ops.
+    /// Bytes of a block that [`Engine::new_in`] needs. What a block has more goes to the pool of
+    /// tables and ops.
     pub fn size(config: &Config) -> Result<usize> {
         block_bytes(config)
     }
@@ -107,8 +108,9 @@ impl Engine {
         Engine::start(shared)
     }
 
-    /// An engine in the caller's block, which never grows: the pool of tables and ops is what is left of it. Threads,
-    /// sockets and the peers' names still take memory from the heap, in calls that are no hot path.
+    /// An engine in the caller's block, which never grows: the pool of tables and ops is what is
+    /// left of it. Threads, sockets and the peers' names still take memory from the heap, in
+    /// calls that are no hot path.
     ///
     /// # Safety
     /// The `len` bytes at `mem` are writable, used by nobody else, and outlive the engine (I1).
@@ -130,9 +132,8 @@ impl Engine {
             })?,
         };
         let listener = control::listen(ip, (shared.config.port_min, shared.config.port_max))?;
-        let at = listener
-            .local_addr()
-            .map_err(|e| Error::new(Status::Os, format!("listener: {e}")))?;
+        let at =
+            listener.local_addr().map_err(|e| Error::new(Status::Os, format!("listener: {e}")))?;
         let dialled_at = if ip.is_unspecified() { Ipv4Addr::LOCALHOST } else { ip };
         let metadata = shared.blob(at.port(), dialled_at).encode()?;
         let shared = Arc::new(shared);
@@ -159,8 +160,7 @@ impl Engine {
 
     fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
         let thread = std::thread::Builder::new().name(name.into()).spawn(run);
-        let thread = thread
-            .map_err(|e| Error::new(Status::Os, format!("thread {name}: {e}")))?;
+        let thread = thread.map_err(|e| Error::new(Status::Os, format!("thread {name}: {e}")))?;
         self.threads.push(thread);
         Ok(())
     }
@@ -186,8 +186,9 @@ impl Engine {
 
     // ---- peers ----
 
-    /// Makes a peer known by its blob and starts to dial it in the background. The same blob again gives the same peer; a
-    /// blob of another incarnation under the same name replaces it: it restarted.
+    /// Makes a peer known by its blob and starts to dial it in the background. The same blob again
+    /// gives the same peer; a blob of another incarnation under the same name replaces it: it
+    /// restarted.
     pub fn peer_add(&self, blob: &[u8], expected_name: Option<&[u8]>) -> Result<Handle> {
         let shared = self.here()?;
         let blob = ConnBlob::decode(blob)?;
@@ -253,7 +254,8 @@ impl Engine {
         }
     }
 
-    /// Waits until a peer is connected or failed, at most `timeout`. Dials again if it was given up.
+    /// Waits until a peer is connected or failed, at most `timeout`. Dials again if it was given
+    /// up.
     pub fn peer_connect(&self, peer: u64, timeout: Duration) -> Result<()> {
         let (index, s) = self.peer(peer)?;
         let shared = self.here()?;
@@ -296,8 +298,9 @@ impl Engine {
         }
     }
 
-    /// Ends and forgets a peer: its transfers end with `Disconnected`, its handle and its regions' are stale. When this
-    /// returns nothing moves between it and us. Waits for at most one batch of each rail.
+    /// Ends and forgets a peer: its transfers end with `Disconnected`, its handle and its regions'
+    /// are stale. When this returns nothing moves between it and us. Waits for at most one
+    /// batch of each rail.
     pub fn peer_remove(&self, peer: u64) -> Result<()> {
         let (index, _) = self.peer(peer)?;
         if index == SELF {
@@ -342,8 +345,9 @@ impl Engine {
         self.here()?.core.local.view(raw).map_err(|s| bad_handle("region", raw, s))
     }
 
-    /// Takes memory back. With `cancel` the transfers that use it end with `Cancelled`; without, the call is refused
-    /// while one is in flight. Peers that read or write it lose those transfers. `Ok`: nobody touches it any more.
+    /// Takes memory back. With `cancel` the transfers that use it end with `Cancelled`; without,
+    /// the call is refused while one is in flight. Peers that read or write it lose those
+    /// transfers. `Ok`: nobody touches it any more.
     pub fn deregister(&self, region: u64, cancel: bool) -> Result<()> {
         let view = self.local_region(region)?;
         let shared = self.here()?;
@@ -372,7 +376,8 @@ impl Engine {
             shared.core.local.free(view);
             return Ok(());
         }
-        // The slot stays taken: whoever is inside may still write, and must not be mistaken for a user of another region.
+        // The slot stays taken: whoever is inside may still write, and must not be mistaken for a
+        // user of another region.
         let who = inside.unwrap_or_else(|| "a transfer of this engine".into());
         let text = format!(
             "region {region:#x}: {who} was still inside after {} ms (deregister_timeout_ms); it is \
@@ -439,7 +444,8 @@ impl Engine {
         self.open_remote(index, (blob.base, blob.len), (blob.slot, blob.generation))
     }
 
-    /// A region of this engine as a remote one, for transfers within it. It does not keep the region alive.
+    /// A region of this engine as a remote one, for transfers within it. It does not keep the
+    /// region alive.
     pub fn region_import_self(&self, local: u64) -> Result<Handle> {
         let v = self.local_region(local)?;
         self.open_remote(SELF, (v.base, v.len), (v.slot, v.generation))
@@ -454,13 +460,17 @@ impl Engine {
         })
     }
 
-    /// Forgets an imported region. Transfers in flight that use it end with `Cancelled` before this returns.
+    /// Forgets an imported region. Transfers in flight that use it end with `Cancelled` before this
+    /// returns.
     pub fn region_forget(&self, region: u64) -> Result<()> {
         let shared = self.here()?;
         let handle = Handle::parse(region, Kind::RemoteRegion)
             .ok_or_else(|| bad_handle("imported region", region, Status::Invalid))?;
-        let view =
-            shared.core.remote.close(handle).map_err(|s| bad_handle("imported region", region, s))?;
+        let view = shared
+            .core
+            .remote
+            .close(handle)
+            .map_err(|s| bad_handle("imported region", region, s))?;
         let named = RegionRef { slot: view.slot, generation: view.generation, remote: true };
         let limit = Duration::from_millis(u64::from(shared.config.release_timeout_ms));
         let drained = wait_until(limit, || {
@@ -495,7 +505,8 @@ impl Engine {
         self.here()?.tables.destroy(table)
     }
 
-    /// Prepares the transfer of descriptor `local_idx[i]` of one table against `remote_idx[i]` of the other, for all `i`.
+    /// Prepares the transfer of descriptor `local_idx[i]` of one table against `remote_idx[i]` of
+    /// the other, for all `i`.
     pub fn prepare(
         &self,
         direction: Direction,
@@ -534,7 +545,8 @@ impl Engine {
         })
     }
 
-    /// Posts a transfer that is at rest; the message, if any, is delivered after the data. Never waits.
+    /// Posts a transfer that is at rest; the message, if any, is delivered after the data. Never
+    /// waits.
     pub fn post(&self, transfer: u64, notif: Option<&[u8]>) -> Result<Status> {
         let shared = self.here()?;
         let start = Instant::now();
@@ -625,8 +637,8 @@ impl Engine {
         core.cancel(transfer).map_err(|s| bad_handle("transfer", transfer, s))
     }
 
-    /// Ends a transfer's life, stopping it if need be. `Ok`: nothing touches its memory any more. Waits at most
-    /// `release_timeout_ms`; after that `Busy`, and the handle stays valid.
+    /// Ends a transfer's life, stopping it if need be. `Ok`: nothing touches its memory any more.
+    /// Waits at most `release_timeout_ms`; after that `Busy`, and the handle stays valid.
     pub fn release(&self, transfer: u64) -> Result<()> {
         let shared = self.here()?;
         let limit = Duration::from_millis(u64::from(shared.config.release_timeout_ms));
@@ -681,8 +693,8 @@ impl Engine {
         })
     }
 
-    /// Takes every notification that has come: `f` gets the sender's name and the bytes. Polls first when there is no
-    /// background thread.
+    /// Takes every notification that has come: `f` gets the sender's name and the bytes. Polls
+    /// first when there is no background thread.
     pub fn notifs(&self, f: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize> {
         let core = &self.here()?.core;
         if !core.tuning().background {
@@ -754,7 +766,8 @@ fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
 impl Drop for Engine {
     fn drop(&mut self) {
         if sys::forks() != self.forks {
-            // A child has neither the threads nor a say in the parent's files: leave everything to the parent.
+            // A child has neither the threads nor a say in the parent's files: leave everything to
+            // the parent.
             self.threads.clear();
             core::mem::forget(self.shared.clone());
             return;

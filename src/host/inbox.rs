@@ -1,6 +1,6 @@
 //! Messages on their way to the application, put together from their stretches.
 
-use std::cell::Cell;
+use core::cell::Cell;
 
 use super::shared::Core;
 use crate::engine::notify::Piece;

@@ -1,5 +1,5 @@
-//! Log lines: one that names the cause. `KVRAIL_LOG` sets the level and, behind a comma, a file; a callback replaces both
-//! targets. With the feature `tracing` every line is an event there too.
+//! Log lines: one that names the cause. `KVRAIL_LOG` sets the level and, behind a comma, a file; a
+//! callback replaces both targets. With the feature `tracing` every line is an event there too.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! The std part: parameters, metadata blobs, bootstrap, threads, pools. It may allocate and may block; nothing under it
-//! may.
+//! The std part: parameters, metadata blobs, bootstrap, threads, pools. It may allocate and may
+//! block; nothing under it may.
 
 pub mod blob;
 pub mod config;

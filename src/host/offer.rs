@@ -1,5 +1,5 @@
-//! What each side tells the other in the handshake: how its memory is reached by the `local` driver, and how much it may
-//! be sent.
+//! What each side tells the other in the handshake: how its memory is reached by the `local`
+//! driver, and how much it may be sent.
 
 use super::blob::HostOffer;
 use super::error::{Error, Result};

@@ -1,5 +1,6 @@
-//! The host's view of peers: names, incarnations, blobs, sockets, attached memory. Under one mutex, which is also what
-//! makes the control side of the engine one thread at a time. Neither check nor notifs nor notify takes it.
+//! The host's view of peers: names, incarnations, blobs, sockets, attached memory. Under one mutex,
+//! which is also what makes the control side of the engine one thread at a time. Neither check nor
+//! notifs nor notify takes it.
 
 use std::collections::HashMap;
 use std::net::TcpStream;
@@ -70,7 +71,8 @@ impl Peers {
         self.by_name.len() as u32 - 1
     }
 
-    /// The peer of that name and incarnation, made if need be. One of another incarnation is dead: it restarted.
+    /// The peer of that name and incarnation, made if need be. One of another incarnation is dead:
+    /// it restarted.
     pub(super) fn find_or_add(
         &mut self,
         core: &Core,
@@ -106,8 +108,8 @@ impl Peers {
         Ok(index)
     }
 
-    /// Ends a connection: transfers and messages end with the error; nothing touches memory any more. The peer stays
-    /// known. Bounded by one batch of each lane.
+    /// Ends a connection: transfers and messages end with the error; nothing touches memory any
+    /// more. The peer stays known. Bounded by one batch of each lane.
     pub(super) fn close(&mut self, core: &Core, index: u32, why: &Error) {
         let link = core.close_peer(index, why.status);
         if let Some(stream) = link {
@@ -136,7 +138,7 @@ impl Peers {
                 core.remote.free(view);
             }
         }
-        let entry = std::mem::take(self.entry(index));
+        let entry = core::mem::take(self.entry(index));
         self.by_name.remove(&entry.name);
         let s = core.peer_state(index);
         let generation = s.generation.wrapping_add(1).max(1);

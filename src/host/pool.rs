@@ -1,9 +1,9 @@
-//! The pool of tables and ops: grows in register and prepare calls only, up to a limit; from the heap, or inside the
-//! caller's block, which never grows.
+//! The pool of tables and ops: grows in register and prepare calls only, up to a limit; from the
+//! heap, or inside the caller's block, which never grows.
 
+use core::mem::{align_of, size_of};
+use core::ptr::NonNull;
 use std::alloc::{alloc, dealloc, realloc, Layout};
-use std::mem::{align_of, size_of};
-use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 use linked_list_allocator::Heap;
@@ -23,8 +23,8 @@ pub(super) struct Pool {
     used: AtomicU64,
 }
 
-impl std::fmt::Debug for Pool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl core::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Pool").field("limit", &self.limit).field("used", &self.used()).finish()
     }
 }
@@ -113,7 +113,7 @@ impl Pool {
             let fresh = self.take(new)?;
             let n = old.min(new);
             // SAFETY: I1: both are ours, apart, and at least `n` long.
-            unsafe { std::ptr::copy_nonoverlapping(at.as_ptr(), fresh.as_ptr(), n) };
+            unsafe { core::ptr::copy_nonoverlapping(at.as_ptr(), fresh.as_ptr(), n) };
             // SAFETY: I1: by the caller's promise.
             unsafe { self.give(at, old) };
             return Ok(fresh);
@@ -174,7 +174,7 @@ impl<'a, T: Copy> List<'a, T> {
             self.set_room(self.len.max(1))?;
         }
         let parts = (self.at, self.len);
-        std::mem::forget(self);
+        core::mem::forget(self);
         Ok(parts)
     }
 }
@@ -216,7 +216,10 @@ mod tests {
         for pool in [Pool::heap(16 << 10), block] {
             let (at, len) = fill(&pool).unwrap();
             // SAFETY: I1: the list's own parts.
-            assert!(unsafe { std::slice::from_raw_parts(at.as_ptr(), len) }.iter().copied().eq(0..100));
+            assert!(unsafe { std::slice::from_raw_parts(at.as_ptr(), len) }
+                .iter()
+                .copied()
+                .eq(0..100));
             assert_eq!(pool.used(), 800);
             let big = List::<u64>::new(&pool, 4096).err().unwrap();
             assert_eq!((big.status, big.limit), (Status::NoMemory, pool.limit()));

@@ -1,8 +1,8 @@
 //! Descriptor tables, and prepared transfers: the calls that may take memory from the pool.
 
-use std::cell::RefCell;
-use std::num::NonZeroU32;
-use std::ptr::NonNull;
+use core::cell::RefCell;
+use core::num::NonZeroU32;
+use core::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::{Error, Result};
@@ -50,7 +50,7 @@ impl TableData {
             form: Form::Strided { parts, ends, shape: Shape::default() },
         };
         // SAFETY: I1: this table's own list, which nobody else has seen yet.
-        let slots = unsafe { std::slice::from_raw_parts_mut(ends.0.as_ptr(), ends.1) };
+        let slots = unsafe { core::slice::from_raw_parts_mut(ends.0.as_ptr(), ends.1) };
         let shape = Shape::of(given, slots)
             .map_err(|e| Error::new(e.status(), format!("strided table: {e}")))?;
         data.form = Form::Strided { parts, ends, shape };
@@ -61,10 +61,10 @@ impl TableData {
         // SAFETY: I1: this table's own lists, constant until it is dropped.
         unsafe {
             match self.form {
-                Form::Flat(at, len) => Table::Flat(std::slice::from_raw_parts(at.as_ptr(), len)),
+                Form::Flat(at, len) => Table::Flat(core::slice::from_raw_parts(at.as_ptr(), len)),
                 Form::Strided { parts, ends, shape } => Table::Strided(Strided::new(
-                    std::slice::from_raw_parts(parts.0.as_ptr(), parts.1),
-                    std::slice::from_raw_parts(ends.0.as_ptr(), ends.1),
+                    core::slice::from_raw_parts(parts.0.as_ptr(), parts.1),
+                    core::slice::from_raw_parts(ends.0.as_ptr(), ends.1),
                     shape,
                 )),
             }
@@ -87,10 +87,7 @@ impl Drop for TableData {
     }
 }
 
-fn copied<T: Copy>(
-    pool: &Pool,
-    values: &[T],
-) -> core::result::Result<(NonNull<T>, usize), Full> {
+fn copied<T: Copy>(pool: &Pool, values: &[T]) -> core::result::Result<(NonNull<T>, usize), Full> {
     let mut list = List::new(pool, values.len())?;
     for &value in values {
         list.push(value)?;
@@ -100,7 +97,10 @@ fn copied<T: Copy>(
 
 fn full(e: Full) -> Error {
     let text = format!("{} are used up; the limit is {}", e.what, e.limit);
-    Error::new(e.status, format!("{text}: raise max_bytes (KVRAIL_MAX_BYTES), or release transfers or tables"))
+    Error::new(
+        e.status,
+        format!("{text}: raise max_bytes (KVRAIL_MAX_BYTES), or release transfers or tables"),
+    )
 }
 
 /// The tables of an engine.
@@ -204,8 +204,8 @@ impl Regions for Lookup<'_, '_> {
     }
 }
 
-/// Which regions one prepare has met already: a stamp per region slot, so that lists which go to and fro between regions
-/// name each only once.
+/// Which regions one prepare has met already: a stamp per region slot, so that lists which go to
+/// and fro between regions name each only once.
 #[derive(Default)]
 struct Met {
     stamp: u32,
@@ -226,7 +226,7 @@ impl Met {
         if stamps.len() <= slot as usize {
             stamps.resize(slot as usize + 1, 0);
         }
-        std::mem::replace(&mut stamps[slot as usize], self.stamp) != self.stamp
+        core::mem::replace(&mut stamps[slot as usize], self.stamp) != self.stamp
     }
 }
 

@@ -1,9 +1,9 @@
 //! What the API calls and the engine's threads share.
 
+use core::num::NonZeroU32;
+use core::ptr::NonNull;
 use std::alloc::{alloc_zeroed, dealloc, Layout};
-use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::blob::{ConnBlob, HostOffer};
@@ -44,7 +44,8 @@ unsafe impl Sync for Block {}
 impl Drop for Block {
     fn drop(&mut self) {
         if self.own {
-            // SAFETY: I1: allocated in `Shared::new` with this layout; the core is dropped before (field order).
+            // SAFETY: I1: allocated in `Shared::new` with this layout; the core is dropped before
+            // (field order).
             unsafe { dealloc(self.at.as_ptr(), self.layout) };
         }
     }
@@ -60,7 +61,8 @@ pub(super) struct Counts {
     pub(super) post_ns: AtomicU64,
 }
 
-/// Everything of one engine. Field order is drop order: the core before its block, the share after the core.
+/// Everything of one engine. Field order is drop order: the core before its block, the share after
+/// the core.
 pub(super) struct Shared {
     pub(super) core: Core,
     pub(super) tables: Tables,
@@ -128,7 +130,8 @@ fn fixed_bytes(c: &Config) -> Result<usize> {
     Ok(arena.used())
 }
 
-/// Bytes of a caller's block: the fixed part, room to align it, and a small pool. What is more goes to the pool.
+/// Bytes of a caller's block: the fixed part, room to align it, and a small pool. What is more goes
+/// to the pool.
 pub(super) fn block_bytes(c: &Config) -> Result<usize> {
     Ok(fixed_bytes(c)? + BLOCK_ALIGN + BLOCK_POOL)
 }
@@ -177,7 +180,10 @@ impl Shared {
     ///
     /// # Safety
     /// The caller's memory is unused by anybody else and outlives the result (I1).
-    pub(super) unsafe fn new(config: Config, block: Option<(NonNull<u8>, usize)>) -> Result<Shared> {
+    pub(super) unsafe fn new(
+        config: Config,
+        block: Option<(NonNull<u8>, usize)>,
+    ) -> Result<Shared> {
         let fixed = fixed_bytes(&config)?;
         let (incarnation, secret, cookie) = (sys::random()?, sys::random()?, sys::random()?);
         let name = match config.name.as_bytes() {
@@ -251,13 +257,14 @@ impl Shared {
         }
     }
 
-    /// True when the peer in `row` can be in none of our regions; a dead process's counts are cleared first.
-    pub(super) fn blob(&self, port: u16, ip: std::net::Ipv4Addr) -> ConnBlob {
+    /// True when the peer in `row` can be in none of our regions; a dead process's counts are
+    /// cleared first.
+    pub(super) fn blob(&self, port: u16, ip: core::net::Ipv4Addr) -> ConnBlob {
         ConnBlob {
             name: self.core.name().to_vec(),
             incarnation: self.incarnation,
             secret: self.secret,
-            addrs: vec![std::net::SocketAddrV4::new(ip, port)],
+            addrs: vec![core::net::SocketAddrV4::new(ip, port)],
             offer: self.host,
             max_message: crate::engine::message::MAX_MESSAGE as u32,
         }

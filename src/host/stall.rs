@@ -1,5 +1,5 @@
-//! The stall watch: a transfer without any progress for `stall_ms` ends in an error, so that nothing is "in progress" for
-//! ever.
+//! The stall watch: a transfer without any progress for `stall_ms` ends in an error, so that
+//! nothing is "in progress" for ever.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,8 @@ impl Stalls {
         if limit.is_zero() || self.next.is_some_and(|t| now < t) {
             return;
         }
-        self.next = Some(now + (limit / 8).clamp(Duration::from_millis(10), Duration::from_secs(1)));
+        self.next =
+            Some(now + (limit / 8).clamp(Duration::from_millis(10), Duration::from_secs(1)));
         let slots = shared.core.limits().transfers;
         self.marks.resize(slots as usize, None);
         for (slot, kept) in (0..slots).zip(&mut self.marks) {

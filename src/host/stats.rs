@@ -1,7 +1,7 @@
-//! `KVRAIL_STATS=FILE`: what the engine did, as one JSON object in a file that is replaced at most every 100 ms while it
-//! changes, and once more at the end.
+//! `KVRAIL_STATS=FILE`: what the engine did, as one JSON object in a file that is replaced at most
+//! every 100 ms while it changes, and once more at the end.
 
-use std::fmt::Write as _;
+use core::fmt::Write as _;
 use std::path::PathBuf;
 
 use super::log;

@@ -48,8 +48,8 @@ pub(super) fn ptrace_scope() -> Option<u32> {
     std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?.trim().parse().ok()
 }
 
-/// Under Yama's scope 1 a process may be copied from and to only by its ancestors and by whom it names. Peers have proved
-/// our secret before they try, so any process of this user is named, once.
+/// Under Yama's scope 1 a process may be copied from and to only by its ancestors and by whom it
+/// names. Peers have proved our secret before they try, so any process of this user is named, once.
 pub(super) fn allow_copies() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -87,7 +87,8 @@ impl Event {
 /// Rings an eventfd: the `ring` of a [`crate::engine::bell::Bell`].
 pub(super) fn ring(fd: RawFd) {
     let one = 1u64;
-    // SAFETY: I8: writes 8 bytes of a local; the engine keeps the file open while a bell refers to it.
+    // SAFETY: I8: writes 8 bytes of a local; the engine keeps the file open while a bell refers to
+    // it.
     unsafe { libc::write(fd, (&raw const one).cast(), 8) };
 }
 
@@ -147,7 +148,8 @@ extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How many forks lie between this process and the one that first asked. An engine of another number belongs to a parent.
+/// How many forks lie between this process and the one that first asked. An engine of another
+/// number belongs to a parent.
 pub(super) fn forks() -> u32 {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -158,7 +160,7 @@ pub(super) fn forks() -> u32 {
 }
 
 /// A non-blocking socket that is being connected: it becomes writable when it is, or has failed.
-pub(super) fn connect(to: std::net::SocketAddrV4) -> std::io::Result<std::net::TcpStream> {
+pub(super) fn connect(to: core::net::SocketAddrV4) -> std::io::Result<std::net::TcpStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: I8: plain numbers.
     let fd = unsafe { libc::socket(libc::AF_INET, kind, 0) };

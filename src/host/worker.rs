@@ -1,5 +1,5 @@
-//! The progress thread: polls while there is something to do, spins for a moment, then sleeps until somebody rings or a
-//! message comes.
+//! The progress thread: polls while there is something to do, spins for a moment, then sleeps until
+//! somebody rings or a message comes.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -40,8 +40,8 @@ pub(super) fn run(shared: &Arc<Shared>) {
         core.worker().rise();
         shared.work.clear();
         if files[0].revents == 0 && files[1].revents != 0 && !core.poll() {
-            // Readable, but nothing could be taken: the application leaves its messages lying, or a stream is closed
-            // and its peer about to be buried.
+            // Readable, but nothing could be taken: the application leaves its messages lying, or a
+            // stream is closed and its peer about to be buried.
             sys::wait(&mut [], SOON_MS);
         }
         last = Instant::now();

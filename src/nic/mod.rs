@@ -1,10 +1,11 @@
 //! The NIC seam: what the engine asks of a device, and the drivers that answer.
 //!
-//! A driver implements [`Port`]: one local lane (a NIC port). The engine calls it only while it holds the lane's poll
-//! token, so a port needs no lock. A *rail* is (port, peer): the port keeps its connection to peer `p` under index `p`.
+//! A driver implements [`Port`]: one local lane (a NIC port). The engine calls it only while it
+//! holds the lane's poll token, so a port needs no lock. A *rail* is (port, peer): the port keeps
+//! its connection to peer `p` under index `p`.
 //!
-//! How to add a driver: implement [`Port`] in a module here and let `host` make it (`docs/architecture.md`, "Adding a
-//! driver").
+//! How to add a driver: implement [`Port`] in a module here and let `host` make it
+//! (`docs/architecture.md`, "Adding a driver").
 
 use crate::table::{Direction, Op};
 
@@ -62,7 +63,8 @@ pub enum WrStatus {
     RailError,
 }
 
-/// One completion. RC rails complete in order: `Success` retires every earlier work request of the rail.
+/// One completion. RC rails complete in order: `Success` retires every earlier work request of the
+/// rail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
     /// Peer slot of the rail.
@@ -86,8 +88,8 @@ pub enum PostError {
 
 /// One local lane. Called only by the holder of the lane's poll token.
 pub trait Port {
-    /// True when an access error breaks the rail, as on RC queue pairs: what else was in flight is flushed and the rail
-    /// must be connected again. False: only the batch of the culprit ends.
+    /// True when an access error breaks the rail, as on RC queue pairs: what else was in flight is
+    /// flushed and the rail must be connected again. False: only the batch of the culprit ends.
     const ACCESS_ERROR_BREAKS_RAIL: bool;
 
     /// Most work requests in flight on one rail.
@@ -99,15 +101,15 @@ pub trait Port {
     /// Most work requests in one batch.
     fn batch_ops(&self) -> u32;
 
-    /// Posts a batch. `Ok` took all of it; `Err((n, why))` took the first `n`. Those taken will be reported by
-    /// [`Port::poll`], the others never.
+    /// Posts a batch. `Ok` took all of it; `Err((n, why))` took the first `n`. Those taken will be
+    /// reported by [`Port::poll`], the others never.
     fn post<K: Keys>(&mut self, batch: &Batch<'_, K>) -> Result<(), (u32, PostError)>;
 
     /// Takes one completion, if there is one.
     fn poll(&mut self) -> Option<Completion>;
 
-    /// Closes the rail to `peer`: nothing it carried touches memory after this returns. Work requests that were in
-    /// flight are not reported any more; the engine retires them itself.
+    /// Closes the rail to `peer`: nothing it carried touches memory after this returns. Work
+    /// requests that were in flight are not reported any more; the engine retires them itself.
     fn close(&mut self, peer: u32);
 }
 
@@ -132,6 +134,7 @@ pub trait Net {
     /// One stream.
     type Link: Link;
 
-    /// Peers whose stream has something to receive (or was closed), at most `into.len()`. Never waits.
+    /// Peers whose stream has something to receive (or was closed), at most `into.len()`. Never
+    /// waits.
     fn ready(&mut self, into: &mut [u32]) -> usize;
 }

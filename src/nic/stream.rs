@@ -46,7 +46,8 @@ impl Link for Stream {
         header.msg_iov = iov.as_mut_ptr();
         header.msg_iovlen = n as _;
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: I7: the vector's elements are the caller's slices, live during the call; sendmsg only reads them.
+        // SAFETY: I7: the vector's elements are the caller's slices, live during the call; sendmsg
+        // only reads them.
         outcome(unsafe { libc::sendmsg(self.fd, &raw const header, flags) })
     }
 

@@ -401,7 +401,7 @@ fn cut<L: Source, S: OpSink>(
 /// and small enough beside the limit that ops stay about equal.
 fn grain(limit: u64) -> u64 {
     let mut grain = 4096;
-    while grain > 1 && (limit % grain != 0 || limit / grain < 16) {
+    while grain > 1 && (!limit.is_multiple_of(grain) || limit / grain < 16) {
         grain /= 2;
     }
     grain

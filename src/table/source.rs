@@ -171,7 +171,8 @@ impl fmt::Display for TableError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Shape {
     total: u64,
-    /// Descriptors of every part but the last, if those are equal and the last has no more; else 0.
+    /// Descriptors of every part but the last, if those are equal and the last has no more; else
+    /// 0.
     each: u64,
     /// Rounded-up 2^64 / `each`, so that a multiplication divides; 0 stands for `each == 1`.
     inverse: u64,

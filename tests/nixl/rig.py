@@ -2,17 +2,21 @@
 
 import time
 import uuid
+from importlib.metadata import version
 
 import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config
 from nixl_cu12 import _bindings as nixl
 
 HANG = 60.0  # seconds: only tells a hang from work on a slow machine, never a speed
+RELEASE = tuple(int(part) for part in version("nixl-cu12").split(".")[:2])
 ERRORS = tuple(
     getattr(nixl, name)
     for name in dir(nixl)
     if name.startswith("nixl") and name.endswith("Error")
 )
+# Agents before 1.5 forget a peer when a backend says that it is lost.
+LOST = (nixl.nixlRemoteDisconnectError, *([nixl.nixlNotFoundError] if RELEASE < (1, 5) else []))
 
 
 def wait(what, ready):

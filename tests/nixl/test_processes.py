@@ -6,7 +6,7 @@ import uuid
 import numpy as np
 import pytest
 
-from rig import ERRORS, Side, bytes_of, moved, nixl, same, scatter, wait
+from rig import ERRORS, LOST, bytes_of, moved, nixl, same, scatter, wait
 
 MIB = 1 << 20
 
@@ -92,7 +92,7 @@ def disconnects(me, handle):
         try:
             if me.agent.transfer(handle) != "DONE":
                 wait("an end", lambda: me.agent.check_xfer_state(handle) != "PROC")
-        except nixl.nixlRemoteDisconnectError:
+        except LOST:
             return True
         return False
 

@@ -16,16 +16,21 @@ def said(*command):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("standard", ["c++17", "c++20"])
-def test_shim(tmp_path, standard):
+SOURCES = [Path(__file__).with_name("shim_test.cpp"), SHIM / "engine.cpp", SHIM / "plugin.cpp"]
+COMPILE = [os.environ.get("CXX", "g++"), "-Wall", "-Wextra", "-Werror", "-pedantic",
+           f"-I{INCLUDE}", f"-I{SHIM}"]
+
+
+def test_shim(tmp_path):
     program = tmp_path / "shim_test"
-    subprocess.run(
-        [os.environ.get("CXX", "g++"), f"-std={standard}", "-g", "-O1", "-Wall", "-Wextra",
-         "-Werror", "-pedantic", "-fsanitize=address,undefined", f"-I{INCLUDE}", f"-I{SHIM}",
-         Path(__file__).with_name("shim_test.cpp"), SHIM / "engine.cpp", SHIM / "plugin.cpp",
-         "-ldl", "-o", program], check=True)
+    subprocess.run([*COMPILE, "-std=c++17", "-g", "-fsanitize=address,undefined", *SOURCES, "-ldl",
+                    "-o", program], check=True)
     ran = subprocess.run([program], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_compiles_as_cpp20():
+    subprocess.run([*COMPILE, "-std=c++20", "-fsyntax-only", *SOURCES], check=True)
 
 
 def test_exports_two_names(plugin_dir):

@@ -1,4 +1,9 @@
-//! A small world for engine tests: engines on one simulated fabric, memory with canaries, transfers with a reference.
+//! A small world for engine tests: engines on one simulated fabric, memory with canaries, transfers
+//! with a reference.
+
+mod case;
+
+pub use case::{lanes, striped, with_port, Case, BOTH};
 
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
 use kvrail::engine::bell::Bell;
@@ -140,7 +145,11 @@ impl World {
         world
     }
 
-    fn build<'m>(&self, arena: &mut Arena<'m>, e: u32) -> Option<Core<'m, SimPort<'m>, SimNet<'m>>> {
+    fn build<'m>(
+        &self,
+        arena: &mut Arena<'m>,
+        e: u32,
+    ) -> Option<Core<'m, SimPort<'m>, SimNet<'m>>> {
         let (fabric, s) = (self.fabric, self.setup);
         let parts = Parts {
             limits: s.limits,
@@ -273,8 +282,8 @@ impl Memory {
         let mut cells = cells.into_boxed_slice();
         let base = cells.as_mut_ptr() as u64 + CANARY as u64;
         let handle = world.engines[owner].local.open(base, len as u64, 0, (0, 0)).expect("a slot");
-        // SAFETY: I9: tests keep memory alive until the world is gone or it was deregistered, and look at it between
-        // steps only.
+        // SAFETY: I9: tests keep memory alive until the world is gone or it was deregistered, and
+        // look at it between steps only.
         assert!(unsafe {
             let (slot, generation) = (handle.index(), handle.generation());
             world.fabric.register(owner as u32, slot, generation, base, len as u64)
@@ -349,7 +358,8 @@ pub fn prepare(
             pair: i as u32,
         })
         .collect();
-    let region = |h: Handle, remote| RegionRef { slot: h.index(), generation: h.generation(), remote };
+    let region =
+        |h: Handle, remote| RegionRef { slot: h.index(), generation: h.generation(), remote };
     let regions: Box<[RegionRef]> = [region(local.handle, false), region(key, true)].into();
     let peer = world.peer(at, remote.owner);
     let body = Body {
@@ -367,8 +377,8 @@ pub fn prepare(
     Ok(Transfer { handle, ops, _regions: regions })
 }
 
-/// `n` pairs of 1 to `most` bytes that share no byte with each other on either side, in random order on each; the room
-/// that each side needs.
+/// `n` pairs of 1 to `most` bytes that share no byte with each other on either side, in random
+/// order on each; the room that each side needs.
 pub fn random_pairs(rng: &mut Rng, n: usize, most: usize) -> (Vec<Pair>, usize) {
     let lens: Vec<usize> = (0..n).map(|_| 1 + rng.below(most as u64) as usize).collect();
     let place = |rng: &mut Rng| {
@@ -411,4 +421,3 @@ pub fn queued(world: &World, a: usize, b: usize) -> u32 {
     let lanes = 0..world.setup.limits.lanes;
     lanes.map(|l| world.engines[a].with_port(l, |p, _| p.queued(slot))).max().unwrap_or(0)
 }
-

@@ -1,15 +1,18 @@
-//! Two processes of one user on one host, no NIC: one-sided copies by `process_vm_readv` and `process_vm_writev`.
+//! Two processes of one user on one host, no NIC: one-sided copies by `process_vm_readv` and
+//! `process_vm_writev`.
 //!
 //! A process number alone names nobody: it may be recycled. What stands in for a NIC's protection:
 //!
-//! * *WRITE.* The first element of every call is a few bytes in the target's *guard page*, which lies at a random
-//!   address that only this incarnation of the target has mapped (children do not inherit it, exec drops it). The kernel
-//!   resolves the process once per call and copies in order, so a stranger's address space fails with `EFAULT` before
-//!   anything of the caller's is written.
-//! * *READ.* After the call the target's *life word* is read from shared memory. The kernel marks it when the thread that
-//!   owns it dies (a robust futex), which is before the process number can be reused. A dead target's data is discarded.
-//! * *Withdrawn regions.* Every batch raises its regions' in-use counters in shared memory before it looks whether they
-//!   are open, and lowers them after the copy (`share.rs`). So a target knows when nobody touches a region any more.
+//! * *WRITE.* The first element of every call is a few bytes in the target's *guard page*, which
+//!   lies at a random address that only this incarnation of the target has mapped (children do not
+//!   inherit it, exec drops it). The kernel resolves the process once per call and copies in order,
+//!   so a stranger's address space fails with `EFAULT` before anything of the caller's is written.
+//! * *READ.* After the call the target's *life word* is read from shared memory. The kernel marks
+//!   it when the thread that owns it dies (a robust futex), which is before the process number can
+//!   be reused. A dead target's data is discarded.
+//! * *Withdrawn regions.* Every batch raises its regions' in-use counters in shared memory before
+//!   it looks whether they are open, and lowers them after the copy (`share.rs`). So a target knows
+//!   when nobody touches a region any more.
 
 mod share;
 
@@ -36,7 +39,8 @@ pub struct LocalPort<'m> {
     done: Deque<Completion, 4>,
 }
 
-// SAFETY: I7: the vectors are scratch that is filled and used within one `post`; no address in them outlives it.
+// SAFETY: I7: the vectors are scratch that is filled and used within one `post`; no address in them
+// outlives it.
 unsafe impl Send for LocalPort<'_> {}
 
 /// How far one system call got.
@@ -59,7 +63,8 @@ impl<'m> LocalPort<'m> {
         })
     }
 
-    /// Connects the rail to a peer whose memory was attached. `memory` must stay attached until [`Port::close`].
+    /// Connects the rail to a peer whose memory was attached. `memory` must stay attached until
+    /// [`Port::close`].
     pub fn connect(&mut self, peer: u32, memory: PeerMemory) {
         self.peers[peer as usize] = Some(memory);
     }
@@ -70,8 +75,7 @@ impl<'m> LocalPort<'m> {
         let lead = match direction {
             Direction::Read => 0,
             Direction::Write => {
-                self.local[0] =
-                    libc::iovec { iov_base: guard.as_mut_ptr().cast(), iov_len: GUARD };
+                self.local[0] = libc::iovec { iov_base: guard.as_mut_ptr().cast(), iov_len: GUARD };
                 self.remote[0] = libc::iovec {
                     iov_base: to.scratch_address() as *mut libc::c_void,
                     iov_len: GUARD,
@@ -82,8 +86,7 @@ impl<'m> LocalPort<'m> {
         let mut bytes = lead * GUARD;
         for (i, op) in ops.iter().enumerate() {
             let iov_len = op.len as usize;
-            self.local[lead + i] =
-                libc::iovec { iov_base: op.local as *mut libc::c_void, iov_len };
+            self.local[lead + i] = libc::iovec { iov_base: op.local as *mut libc::c_void, iov_len };
             self.remote[lead + i] =
                 libc::iovec { iov_base: op.remote as *mut libc::c_void, iov_len };
             bytes += iov_len;
@@ -91,8 +94,9 @@ impl<'m> LocalPort<'m> {
         let n = (lead + ops.len()) as libc::c_ulong;
         let (l, r) = (self.local.as_ptr(), self.remote.as_ptr());
         let got = match direction {
-            // SAFETY: I7: both vectors hold `n` elements; local addresses lie in memory that the application registered,
-            // and the kernel checks each (a bad one is EFAULT, not a fault).
+            // SAFETY: I7: both vectors hold `n` elements; local addresses lie in memory that the
+            // application registered, and the kernel checks each (a bad one is EFAULT,
+            // not a fault).
             Direction::Read => unsafe { libc::process_vm_readv(to.pid(), l, n, r, n, 0) },
             // SAFETY: I7: as above.
             Direction::Write => unsafe { libc::process_vm_writev(to.pid(), l, n, r, n, 0) },
@@ -124,7 +128,8 @@ impl<'m> LocalPort<'m> {
     }
 
     fn report(&mut self, peer: u32, wr: u32, status: WrStatus, vendor: u32) {
-        // The engine polls after every post, so there is room; a lost report would be a hang, so it is checked.
+        // The engine polls after every post, so there is room; a lost report would be a hang, so it
+        // is checked.
         let pushed = self.done.push_back(Completion { peer, wr, status, vendor });
         debug_assert!(pushed.is_ok());
     }

@@ -1,12 +1,14 @@
-//! The memory that a target shares with its initiators: is it alive, which regions are open, who is inside one.
+//! The memory that a target shares with its initiators: is it alive, which regions are open, who is
+//! inside one.
 //!
-//! One memfd per engine, mapped by every connected initiator (opened through `/proc/PID/fd`, which needs the same
-//! permission as the copies themselves). Layout: a header page, one `u32` per region (`generation << 1 | open`), and for
-//! every peer slot a row of in-use counters, one `u32` per region.
+//! One memfd per engine, mapped by every connected initiator (opened through `/proc/PID/fd`, which
+//! needs the same permission as the copies themselves). Layout: a header page, one `u32` per region
+//! (`generation << 1 | open`), and for every peer slot a row of in-use counters, one `u32` per
+//! region.
 //!
-//! *Enter and withdraw.* An initiator raises the counter, then reads the region word. The target closes the region word,
-//! then reads the counters. A full fence on each side makes one of them see the other, so a copy that began is counted
-//! and a region that is withdrawn is not entered.
+//! *Enter and withdraw.* An initiator raises the counter, then reads the region word. The target
+//! closes the region word, then reads the counters. A full fence on each side makes one of them see
+//! the other, so a copy that began is counted and a region that is withdrawn is not entered.
 
 use crate::nic::local::errno;
 use crate::sync::shared::{fence, AtomicU32, Ordering};
@@ -92,8 +94,8 @@ impl Map {
         if base == libc::MAP_FAILED {
             return Err(AttachError::Os("mmap", errno()));
         }
-        // A forked child must not count in it. Failure only means that a child inherits the mapping.
-        // SAFETY: I8: the mapping made above.
+        // A forked child must not count in it. Failure only means that a child inherits the
+        // mapping. SAFETY: I8: the mapping made above.
         unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
         Ok(Map { base: base.cast(), len, peers, regions })
     }
@@ -104,12 +106,13 @@ impl Map {
 
     fn life(&self) -> &AtomicU32 {
         // SAFETY: I5: the mapping is live while a `Map` of it is used; its first page is a header.
-        unsafe { &*(&raw const (*self.header()).life) }
+        unsafe { &(*self.header()).life }
     }
 
     fn word(&self, index: usize) -> &AtomicU32 {
         debug_assert!(index < self.regions as usize * (self.peers as usize + 1));
-        // SAFETY: I5: live mapping; the index is inside by `region` and `counter`, which are all that call this.
+        // SAFETY: I5: live mapping; the index is inside by `region` and `counter`, which are all
+        // that call this.
         unsafe { &*self.base.add(PAGE + index * 4).cast() }
     }
 
@@ -140,13 +143,15 @@ pub struct Share {
     cookie: [u8; 16],
 }
 
-// SAFETY: I5: everything behind the pointer is atomic, or written before the share is offered to anybody.
+// SAFETY: I5: everything behind the pointer is atomic, or written before the share is offered to
+// anybody.
 unsafe impl Send for Share {}
 // SAFETY: I5: as above.
 unsafe impl Sync for Share {}
 
 impl Share {
-    /// Makes the shared memory of one engine. `cookie`: 16 random bytes; `random`: gives more for the guard's address.
+    /// Makes the shared memory of one engine. `cookie`: 16 random bytes; `random`: gives more for
+    /// the guard's address.
     pub fn new(
         peers: u32,
         regions: u32,
@@ -176,12 +181,12 @@ impl Share {
         Ok(Share { map, fd, guard, cookie })
     }
 
-    /// Binds the life word to the calling thread: when it ends, however it ends, peers see this engine as dead. The
-    /// thread must use no robust mutex.
+    /// Binds the life word to the calling thread: when it ends, however it ends, peers see this
+    /// engine as dead. The thread must use no robust mutex.
     pub fn live_with_this_thread(&self) {
         let h = self.map.header();
-        // SAFETY: I5: the mapping outlives the thread (the engine joins it first); fields of the header's `robust` are
-        // used by this thread and the kernel only.
+        // SAFETY: I5: the mapping outlives the thread (the engine joins it first); fields of the
+        // header's `robust` are used by this thread and the kernel only.
         unsafe {
             let head = &raw mut (*h).robust;
             let entry = (&raw mut (*head).entry).cast::<Robust>();
@@ -269,7 +274,8 @@ impl Drop for Share {
     }
 }
 
-/// A page at a random address (35 random bits), with the cookie in it, that children do not inherit.
+/// A page at a random address (35 random bits), with the cookie in it, that children do not
+/// inherit.
 fn guard_page(cookie: &[u8; 16], random: &mut impl FnMut() -> u64) -> Result<u64, AttachError> {
     let (rw, kind) = (
         libc::PROT_READ | libc::PROT_WRITE,
@@ -285,7 +291,8 @@ fn guard_page(cookie: &[u8; 16], random: &mut impl FnMut() -> u64) -> Result<u64
             last = errno();
             continue;
         }
-        // SAFETY: I8: the page mapped above. A child that inherited it would pass for us, so this must not fail.
+        // SAFETY: I8: the page mapped above. A child that inherited it would pass for us, so this
+        // must not fail.
         if unsafe { libc::madvise(at, PAGE, libc::MADV_DONTFORK) } != 0 {
             return Err(AttachError::Os("madvise", errno()));
         }
@@ -301,8 +308,8 @@ fn own_pid() -> u32 {
     unsafe { libc::getpid() as u32 }
 }
 
-/// The initiator's side: a target's memory, attached. Plain data that every lane copies; detached once, by the host, after
-/// every lane closed its rail.
+/// The initiator's side: a target's memory, attached. Plain data that every lane copies; detached
+/// once, by the host, after every lane closed its rail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerMemory {
     map: Map,
@@ -317,8 +324,8 @@ unsafe impl Send for PeerMemory {}
 unsafe impl Sync for PeerMemory {}
 
 impl PeerMemory {
-    /// Attaches to an offered memory and proves it: the shared file is mapped, and the cookie is read out of the target's
-    /// guard page by the very call that will carry data.
+    /// Attaches to an offered memory and proves it: the shared file is mapped, and the cookie is
+    /// read out of the target's guard page by the very call that will carry data.
     pub fn attach(offer: &Offer) -> Result<PeerMemory, AttachError> {
         let mut path: heapless::String<40> = heapless::String::new();
         let text = format_args!("/proc/{}/fd/{}\0", offer.pid, offer.fd);
@@ -373,8 +380,7 @@ impl PeerMemory {
     fn prove(&self, cookie: &[u8; 16]) -> Result<(), AttachError> {
         let mut seen = [0u8; 16];
         let local = libc::iovec { iov_base: seen.as_mut_ptr().cast(), iov_len: seen.len() };
-        let remote =
-            libc::iovec { iov_base: self.guard as *mut libc::c_void, iov_len: seen.len() };
+        let remote = libc::iovec { iov_base: self.guard as *mut libc::c_void, iov_len: seen.len() };
         // SAFETY: I7: one element each, of 16 bytes.
         let n = unsafe {
             libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0)

@@ -1,11 +1,13 @@
 //! `sim`: a deterministic fabric inside one process, for tests.
 //!
-//! A [`Fabric`] holds what all engines of a test share: virtual time, the table of registered memory, and the byte
-//! streams for messages. Each lane of each engine is a [`SimPort`], each engine's streams are a [`SimNet`]. Time moves
-//! when a test says so ([`Fabric::tick`]) or by a fixed step whenever a port has nothing to report. The same seed, calls
-//! and order of calls give the same run.
+//! A [`Fabric`] holds what all engines of a test share: virtual time, the table of registered
+//! memory, and the byte streams for messages. Each lane of each engine is a [`SimPort`], each
+//! engine's streams are a [`SimNet`]. Time moves when a test says so ([`Fabric::tick`]) or by a
+//! fixed step whenever a port has nothing to report. The same seed, calls and order of calls give
+//! the same run.
 //!
-//! Memory safety (I9): the simulator copies only inside ranges that the test registered and keeps alive.
+//! Memory safety (I9): the simulator copies only inside ranges that the test registered and keeps
+//! alive.
 
 mod net;
 mod port;
@@ -113,11 +115,13 @@ impl<'m> Fabric<'m> {
         self.regions.get((engine * self.config.regions + slot) as usize)
     }
 
-    /// Registers memory of an engine: slot and generation are those of its region table. False: no such slot.
+    /// Registers memory of an engine: slot and generation are those of its region table. False: no
+    /// such slot.
     ///
     /// # Safety
-    /// The `len` bytes at `base` stay readable and writable until [`Fabric::deregister`] returned, and while a copy can
-    /// run nobody reads or writes them through a reference that forbids it (I9).
+    /// The `len` bytes at `base` stay readable and writable until [`Fabric::deregister`] returned,
+    /// and while a copy can run nobody reads or writes them through a reference that forbids it
+    /// (I9).
     pub unsafe fn register(
         &self,
         engine: u32,
@@ -143,7 +147,8 @@ impl<'m> Fabric<'m> {
         }
     }
 
-    /// Pins `addr..addr + len` if it lies inside the region and, where one is asked for, the generation is right.
+    /// Pins `addr..addr + len` if it lies inside the region and, where one is asked for, the
+    /// generation is right.
     fn pin(
         &self,
         (engine, slot): (u32, u32),
@@ -162,8 +167,8 @@ impl<'m> Fabric<'m> {
         (word & OPEN != 0 && right && end <= r.len.load(Ordering::Relaxed)).then_some(pin)
     }
 
-    /// A fresh stream between two engines; each end names its engine and the other one's peer slot there. `None`: all
-    /// streams are in use.
+    /// A fresh stream between two engines; each end names its engine and the other one's peer slot
+    /// there. `None`: all streams are in use.
     pub fn pipe(&'m self, a: (u32, u32), b: (u32, u32)) -> Option<(SimLink<'m>, SimLink<'m>)> {
         net::open(self, a, b)
     }

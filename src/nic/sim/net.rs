@@ -117,7 +117,8 @@ impl SimLink<'_> {
         }
     }
 
-    /// How much goes at once: a number that changes with the position, so that cuts fall everywhere.
+    /// How much goes at once: a number that changes with the position, so that cuts fall
+    /// everywhere.
     fn most(&self, position: u64) -> usize {
         match self.chop {
             0 => usize::MAX,

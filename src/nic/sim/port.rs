@@ -5,7 +5,8 @@ use crate::engine::arena::Arena;
 use crate::nic::{Batch, Completion, Keys, Port, PostError, RemoteKey, WrStatus};
 use crate::table::{Direction, Op};
 
-/// Parts of a tick in which a rail's time is counted, so that short work requests are not rounded up.
+/// Parts of a tick in which a rail's time is counted, so that short work requests are not rounded
+/// up.
 const FRACTION: u64 = 1024;
 
 /// How a lane behaves.
@@ -129,7 +130,8 @@ pub struct SimPort<'m> {
 }
 
 impl<'m> SimPort<'m> {
-    /// A lane of engine number `engine` with room for `peers` rails. `None`: the arena is too small.
+    /// A lane of engine number `engine` with room for `peers` rails. `None`: the arena is too
+    /// small.
     pub fn new(
         arena: &mut Arena<'m>,
         fabric: &'m Fabric<'m>,
@@ -153,7 +155,16 @@ impl<'m> SimPort<'m> {
             bytes: 0,
         })?;
         let ring = arena.array(peers as usize * config.depth as usize, |_| Wr::EMPTY)?;
-        Some(SimPort { fabric, engine, config, qps, ring, next: 0, rng: Rng::new(config.seed), fulls: 0 })
+        Some(SimPort {
+            fabric,
+            engine,
+            config,
+            qps,
+            ring,
+            next: 0,
+            rng: Rng::new(config.seed),
+            fulls: 0,
+        })
     }
 
     /// State of the queue pair to `peer`.
@@ -175,7 +186,8 @@ impl<'m> SimPort<'m> {
         Ok(())
     }
 
-    /// Brings the rail to `peer` up: its memory is that of engine number `remote`. Faults are forgotten.
+    /// Brings the rail to `peer` up: its memory is that of engine number `remote`. Faults are
+    /// forgotten.
     pub fn connect(&mut self, peer: u32, remote: u32) -> Result<(), QpState> {
         for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
             self.modify(peer, state)?;
@@ -245,7 +257,8 @@ impl<'m> SimPort<'m> {
         let broken = wr.fate == Some(WrStatus::RailError);
         let len = if broken { len / 2 } else { len } as usize;
         let (to, from) = (to as usize as *mut u8, from as usize as *const u8);
-        // SAFETY: I9: the simulator copies only inside ranges that the test registered and keeps alive; both are pinned.
+        // SAFETY: I9: the simulator copies only inside ranges that the test registered and keeps
+        // alive; both are pinned.
         unsafe { core::ptr::copy(from, to, len) };
         if broken {
             WrStatus::RailError
@@ -292,6 +305,7 @@ impl<'m> SimPort<'m> {
 impl Port for SimPort<'_> {
     const ACCESS_ERROR_BREAKS_RAIL: bool = true;
 
+    #[allow(clippy::misnamed_getters, reason = "what a port promises may be more than it has")]
     fn depth(&self) -> u32 {
         self.config.credits
     }
