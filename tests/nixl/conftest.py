@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Taken out of the environment: kvrail warns about a KVRAIL_ variable that it does not know.
+PLUGIN_DIR = os.environ.pop("KVRAIL_PLUGIN_DIR", str(ROOT / "build" / "plugins"))
+INCLUDE = Path(os.environ.pop("KVRAIL_INCLUDE", ROOT / "include"))
+CACHE = Path(os.environ.pop("KVRAIL_TEST_CACHE", "~/.cache/kvrail-tests")).expanduser()
 
 
 def pytest_addoption(parser):
     parser.addoption(
         "--plugin-dir",
-        default=os.environ.get("KVRAIL_PLUGIN_DIR", str(ROOT / "build" / "plugins")),
+        default=PLUGIN_DIR,
         help="directory of libplugin_RBLN.so (or KVRAIL_PLUGIN_DIR); default build/plugins",
     )
     parser.addoption("--seed", type=int, default=None, help="repeat a run that failed")
@@ -43,6 +47,18 @@ def pytest_report_header(config):
 @pytest.fixture
 def plugin_dir():
     return Path(os.environ["NIXL_PLUGIN_DIR"])
+
+
+@pytest.fixture
+def include():
+    """Where kvrail.h is (KVRAIL_INCLUDE, default include)."""
+    return INCLUDE
+
+
+@pytest.fixture
+def cache():
+    """Where fetched wheels are kept (KVRAIL_TEST_CACHE, default ~/.cache/kvrail-tests)."""
+    return CACHE
 
 
 @pytest.fixture

@@ -1,15 +1,17 @@
 """Bad input: each gives an error, with the reason on standard error; nothing crashes or hangs."""
 
+import os
 import re
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rig import ERRORS, Side, agent_of, bytes_of, nixl, same, wait
+from rig import ERRORS, agent_of, bytes_of, nixl, same, wait
 
 CONNECTION, REGION = b"KVRC", b"KVRR"  # how our blobs begin; u16 major, minor, u32 length follow
 MIB = 1 << 20
@@ -190,8 +192,6 @@ def test_listed_parameters_can_be_handed_back():
 
 def python(code, plugin_dir, **env):
     """Runs code in a process of its own, for the environment and for the exit status."""
-    import os
-
     return subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, timeout=60, text=True,
         capture_output=True, env={**os.environ, "NIXL_PLUGIN_DIR": str(plugin_dir), **env})
@@ -219,8 +219,6 @@ def test_full_capacity_is_named(side, capfd):
 
 def quiet(mem, seconds=0.2):
     """Nobody writes to mem any more."""
-    import time
-
     mem[:] = 0xA5
     time.sleep(seconds)
     assert (mem == 0xA5).all()

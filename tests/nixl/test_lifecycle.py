@@ -6,10 +6,9 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from rig import ERRORS, Side, agent_of, bytes_of, nixl, same, wait
+from rig import Side, bytes_of, nixl, same, wait
 
 MIB = 1 << 20
 

@@ -1,6 +1,5 @@
 """Messages: arbitrary bytes, the sender's name, exactly once, and never before the data."""
 
-import numpy as np
 import pytest
 
 from rig import bytes_of, nixl, same, wait

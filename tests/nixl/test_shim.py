@@ -5,11 +5,8 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 SHIM = ROOT / "bindings" / "nixl"
-INCLUDE = Path(os.environ.get("KVRAIL_INCLUDE", ROOT / "include"))
 
 
 def said(*command):
@@ -18,19 +15,20 @@ def said(*command):
 
 SOURCES = [Path(__file__).with_name("shim_test.cpp"), SHIM / "engine.cpp", SHIM / "plugin.cpp"]
 COMPILE = [os.environ.get("CXX", "g++"), "-Wall", "-Wextra", "-Werror", "-pedantic",
-           f"-I{INCLUDE}", f"-I{SHIM}"]
+           f"-I{SHIM}"]
 
 
-def test_shim(tmp_path):
+def test_shim(tmp_path, include):
     program = tmp_path / "shim_test"
-    subprocess.run([*COMPILE, "-std=c++17", "-g", "-fsanitize=address,undefined", *SOURCES, "-ldl",
-                    "-o", program], check=True)
+    subprocess.run([*COMPILE, "-std=c++17", f"-I{include}", "-g", "-fsanitize=address,undefined",
+                    *SOURCES, "-ldl", "-o", program], check=True)
     ran = subprocess.run([program], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_compiles_as_cpp20():
-    subprocess.run([*COMPILE, "-std=c++20", "-fsyntax-only", *SOURCES], check=True)
+def test_compiles_as_cpp20(include):
+    subprocess.run([*COMPILE, "-std=c++20", f"-I{include}", "-fsyntax-only", *SOURCES],
+                   check=True)
 
 
 def test_exports_two_names(plugin_dir):

@@ -1,7 +1,7 @@
 """Every NIXL release that the plugin says it works with, and one that it refuses.
 
 Wheels are kept in $KVRAIL_TEST_CACHE (default ~/.cache/kvrail-tests). What cannot be fetched is
-skipped, with pip's last line as the reason; set KVRAIL_TEST_CACHE to a filled folder to run offline.
+skipped, with the last line of pip as the reason; to run offline, put the wheels there.
 """
 
 import os
@@ -13,25 +13,24 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-CACHE = Path(os.environ.get("KVRAIL_TEST_CACHE", "~/.cache/kvrail-tests")).expanduser()
 GOOD = ["1.0.1", "1.3.2", "1.4.1", "1.5.0", "1.5.1"]
 OLD = "0.10.1"
 
 
-def wheel(version):
+def wheel(cache, version):
     """The folder that the wheel is unpacked in."""
-    folder = CACHE / f"nixl-cu12-{version}"
+    folder = cache / f"nixl-cu12-{version}"
     if not (folder / "complete").exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        if not list(CACHE.glob(f"nixl_cu12-{version}-*.whl")):
+        cache.mkdir(parents=True, exist_ok=True)
+        if not list(cache.glob(f"nixl_cu12-{version}-*.whl")):
             got = subprocess.run(
                 [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
-                 "--quiet", "--dest", CACHE, f"nixl-cu12=={version}"],
+                 "--quiet", "--dest", cache, f"nixl-cu12=={version}"],
                 capture_output=True, text=True)
             if got.returncode != 0:
                 last = (got.stderr.strip() or "no output").splitlines()[-1]
                 pytest.skip(f"WHEEL nixl-cu12 {version} NOT TESTED, cannot be fetched: {last}")
-        with zipfile.ZipFile(next(CACHE.glob(f"nixl_cu12-{version}-*.whl"))) as packed:
+        with zipfile.ZipFile(next(cache.glob(f"nixl_cu12-{version}-*.whl"))) as packed:
             packed.extractall(folder)
         (folder / "complete").touch()
     return folder
@@ -45,14 +44,14 @@ def drive(folder, plugin_dir, seed):
 
 
 @pytest.mark.parametrize("version", GOOD)
-def test_c_api(plugin_dir, request, version):
-    ran = drive(wheel(version), plugin_dir, request.config.kvrail_seed)
+def test_c_api(plugin_dir, cache, request, version):
+    ran = drive(wheel(cache, version), plugin_dir, request.config.kvrail_seed)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "kvrail drive: ok" in ran.stdout
 
 
-def test_older_is_refused_with_the_reason(plugin_dir):
-    ran = drive(wheel(OLD), plugin_dir, 1)
+def test_older_is_refused_with_the_reason(plugin_dir, cache):
+    ran = drive(wheel(cache, OLD), plugin_dir, 1)
     assert ran.returncode == 1 and "ok" not in ran.stdout
     lines = [line for line in ran.stderr.splitlines() if line.startswith("kvrail: ")]
     assert lines
@@ -61,9 +60,9 @@ def test_older_is_refused_with_the_reason(plugin_dir):
 
 
 @pytest.mark.parametrize("version", GOOD[:-1])
-def test_python_api(plugin_dir, tmp_path, request, version):
+def test_python_api(plugin_dir, cache, tmp_path, request, version):
     """What differs between agents (lost peers, stale lists, locks) through each Python module."""
-    folder = wheel(version)
+    folder = wheel(cache, version)
     # Up to 1.3.2 it imports torch, of which these tests use nothing.
     (tmp_path / "torch.py").write_text("class Tensor: pass\nclass dtype: pass\n")
     ran = subprocess.run(
