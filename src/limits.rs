@@ -63,16 +63,20 @@ impl Limits {
         self.message_bytes / BLOCK as u32
     }
 
-    /// Return entries: one for each claim that can be in flight, and one for each transfer and lane
-    /// that had a post cut short. So it cannot run out.
+    /// Return entries: one for each claim that can be in flight, and for each transfer and lane one
+    /// that a failed rail or a post cut short left. A transfer that is striped over lanes can leave
+    /// more, when its rails fail again and again; if they ever run out, that transfer ends with
+    /// `NoRail`.
     pub const fn returns(&self) -> u32 {
         self.lanes * (crate::engine::lane::LANE_CLAIMS + self.transfers)
     }
 
     /// What every peer may have in flight towards this engine's application, always: one longest
-    /// message. A peer that sends much is given more out of [`Limits::spare_window`].
+    /// message, and half as much again, because what the application took is told in steps of an
+    /// eighth, at latest after two. A peer that sends much is given more out of
+    /// [`Limits::spare_window`].
     pub const fn window(&self) -> u64 {
-        cost(MAX_MESSAGE)
+        cost(MAX_MESSAGE) * 3 / 2
     }
 
     /// Most that one peer is given.
@@ -98,4 +102,5 @@ impl Limits {
 }
 
 const _: () = assert!(1 << 22 <= MAX_INDEX && 65_536 <= MAX_INDEX);
+const _: () = assert!(cost(MAX_MESSAGE) * 3 / 2 * 6 / 8 >= cost(MAX_MESSAGE));
 const _: () = assert!(MIN_MESSAGE_BYTES / 2 / 256 > READ_RESERVE);

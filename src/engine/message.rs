@@ -38,7 +38,7 @@ pub struct Header {
 
 impl Header {
     /// A message of nobody.
-    pub const EMPTY: Header = 
+    pub const EMPTY: Header =
         Header { name: 0, len: 0, slot: NONE, state: None, peer: NONE, life: 0 };
 
     /// Bytes in the chain.

@@ -4,7 +4,7 @@
 //! | question | file |
 //! |---|---|
 //! | where does an op become a work request | `poll.rs`, `post_claim` |
-//! | where does a completion become "done" | `poll.rs`, `retire`, and `slot.rs`, `arrived` and `settle` |
+//! | where does a completion become "done" | `retire` in `poll.rs`, `settle` in `slot.rs` |
 //! | how are ops claimed | `cursor.rs` |
 //! | who may touch a lane | `token.rs` |
 //! | what does the state word hold | `state.rs` |

@@ -22,8 +22,13 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         // A message to itself goes straight to the inbox, so it carries the sender's name already.
         let name = if peer == SELF { self.name() } else { &[] };
-        let header =
-            Header { name: name.len() as u32, len: bytes.len() as u32, peer, life, ..Header::EMPTY };
+        let header = Header {
+            name: name.len() as u32,
+            len: bytes.len() as u32,
+            peer,
+            life,
+            ..Header::EMPTY
+        };
         let m = self.tx.take(header).ok_or(Status::Capacity)?;
         self.tx.write(m, 0, name);
         self.tx.write(m, name.len(), bytes);

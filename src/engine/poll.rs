@@ -299,20 +299,42 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     fn rail_failed(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
         inner.port.close(peer);
         inner.rails[peer as usize].generation = 0;
-        while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
-            self.abandoned(lane, inner, &claim);
-            let slot = &self.slots[claim.slot as usize];
-            self.give_return(slot, claim.first, claim.count);
-            for other in self.lanes {
-                other.set(claim.slot);
-                other.token.publish();
+        // Neighbours go back as one entry: a lane takes a transfer's ops in order, so without
+        // striping one transfer leaves one.
+        let mut run: Option<(Claim, u32)> = None;
+        loop {
+            let next = inner.rails[peer as usize].ledger.drain();
+            if let Some(claim) = &next {
+                self.abandoned(lane, inner, claim);
             }
-            self.leave(claim.slot);
+            match (&mut run, next) {
+                (Some((r, holds)), Some(c)) if c.slot == r.slot && c.first == r.first + r.count => {
+                    r.count += c.count;
+                    *holds += 1;
+                }
+                (_, next) => {
+                    if let Some((r, holds)) = run {
+                        self.hand_back(r, holds);
+                    }
+                    let Some(claim) = next else { break };
+                    run = Some((claim, 1));
+                }
+            }
         }
         // What waits here without a claim in flight is looked at once more, and shared out then.
         lane.token.publish();
         self.worker.wake();
         self.mark_broken(peer);
+    }
+
+    /// Unfinished ops of a transfer become anybody's, and the claims' holds are lowered.
+    fn hand_back(&self, ops: Claim, holds: u32) {
+        self.give_return(&self.slots[ops.slot as usize], ops.first, ops.count);
+        for other in self.lanes {
+            other.set(ops.slot);
+            other.token.publish();
+        }
+        (0..holds).for_each(|_| self.leave(ops.slot));
     }
 
     /// Control side: closes the rail to a peer on one lane and ends what it carried.
@@ -350,10 +372,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         if count == 0 {
             return;
         }
-        // `Limits::returns` has one for every claim that can be in flight and every post cut short.
+        // See `Limits::returns` for when they can run out.
         let Some(i) = self.return_free.pop(self.return_links) else {
-            debug_assert!(false, "return entries ran out");
-            slot.end(Status::Internal);
+            slot.end(Status::NoRail);
             return;
         };
         let ops = (u64::from(first) << 32) | u64::from(count);

@@ -285,6 +285,71 @@ static void bad_handles(kvr_engine *e, uint64_t bad) {
     IS(kvr_region_deregister(e, region, 0), KVR_OK);
 }
 
+/* Lists and tables of a transfer. */
+static void bad_pairs(kvr_engine *e, kvr_peer self, uint64_t at, kvr_region region,
+                      kvr_region remote) {
+    uint32_t index[2] = {0, 0};
+    uint32_t *odd_index = (uint32_t *)((char *)index + 1);
+    uint64_t out = 1;
+    size_t huge = SIZE_MAX / 2;
+    kvr_desc here = {at, 8, 0, region}, there = {at + 64, 8, 0, remote};
+    kvr_table local = 0, far = 0;
+    IS(kvr_table_create(e, &here, 1, &local), KVR_OK);
+    IS(kvr_table_create(e, &there, 1, &far), KVR_OK);
+    IS(kvr_transfer_prepare(e, 7, self, local, index, 1, far, index, 1, &out), KVR_ERR_INVALID);
+    SAYS("direction is 7");
+    IS(kvr_transfer_prepare(e, 0, self, local, NULL, 1, far, index, 1, &out), KVR_ERR_INVALID);
+    SAYS("local_idx");
+    IS(kvr_transfer_prepare(e, 0, self, local, index, 1, far, NULL, 1, &out), KVR_ERR_INVALID);
+    SAYS("remote_idx");
+    IS(kvr_transfer_prepare(e, 0, self, local, odd_index, 1, far, index, 1, &out), KVR_ERR_INVALID);
+    IS(kvr_transfer_prepare(e, 0, self, local, index, huge, far, index, 1, &out), KVR_ERR_INVALID);
+    IS(kvr_transfer_prepare(e, 0, self, local, index, 1, far, index, 1, NULL), KVR_ERR_INVALID);
+    IS(kvr_transfer_prepare(e, 0, self, local, index, 2, far, index, 1, &out), KVR_ERR_MISMATCH);
+    index[0] = 9;
+    IS(kvr_transfer_prepare(e, 0, self, local, index, 1, far, index + 1, 1, &out), KVR_ERR_RANGE);
+    SAYS("9");
+    IS(kvr_transfer_prepare_descs(e, 9, self, &here, 1, &there, 1, &out), KVR_ERR_INVALID);
+    IS(kvr_transfer_prepare_descs(e, 0, self, NULL, 1, &there, 1, &out), KVR_ERR_INVALID);
+    IS(kvr_transfer_prepare_descs(e, 0, self, &here, 1, NULL, 1, &out), KVR_ERR_INVALID);
+    IS(kvr_transfer_prepare_descs(e, 0, self, &here, huge, &there, 1, &out), KVR_ERR_INVALID);
+    IS(kvr_transfer_prepare_descs(e, 0, self, &here, 1, &there, 1, NULL), KVR_ERR_INVALID);
+    here.addr = UINT64_MAX;
+    IS(kvr_transfer_prepare_descs(e, 0, self, &here, 1, &there, 1, &out), KVR_ERR_NOT_REGISTERED);
+}
+
+/* A transfer that is posted, looked at and released. */
+static void bad_posts(kvr_engine *e, kvr_peer self, uint64_t at, kvr_region region,
+                      kvr_region remote) {
+    kvr_desc here = {at, 8, 0, region}, there = {at + 64, 8, 0, remote};
+    kvr_transfer t = 0;
+    kvr_transfer_info info;
+    memset(&info, 0x5a, sizeof info);
+    IS(kvr_transfer_prepare_descs(e, KVR_WRITE, self, &here, 1, &there, 1, &t), KVR_OK);
+    IS(kvr_transfer_check(e, t), KVR_ERR_NOT_POSTED);
+    IS(kvr_transfer_post(e, t, NULL, 5), KVR_ERR_INVALID);
+    IS(kvr_transfer_info_get(e, t, NULL), KVR_ERR_INVALID);
+    info.struct_size = 3;
+    IS(kvr_transfer_info_get(e, t, &info), KVR_ERR_INVALID);
+    info.struct_size = 5000;
+    IS(kvr_transfer_info_get(e, t, &info), KVR_ERR_INVALID);
+    info.struct_size = offsetof(kvr_transfer_info, work_requests);
+    IS(kvr_transfer_info_get(e, t, &info), KVR_OK);
+    TRUE(info.descriptors == 1 && info.work_requests == UINT64_C(0x5a5a5a5a5a5a5a5a));
+    TRUE(info.struct_size == offsetof(kvr_transfer_info, work_requests));
+
+    kvr_status status = kvr_transfer_post(e, t, "", 0);
+    while (status == KVR_IN_PROGRESS) status = kvr_transfer_check(e, t);
+    is(__LINE__, "kvr_transfer_check(e, t)", status, KVR_OK);
+    info.struct_size = sizeof info;
+    IS(kvr_transfer_info_get(e, t, &info), KVR_OK);
+    TRUE(info.status == KVR_OK && info.bytes == 8 && info.bytes_done == 8);
+    TRUE(info.failed_pair == UINT64_MAX);
+    IS(kvr_transfer_release(e, t), KVR_OK);
+    IS(kvr_transfer_release(e, t), KVR_ERR_STALE);
+    IS(kvr_transfer_check(e, t), KVR_ERR_STALE);
+}
+
 /* Pointers and lengths. */
 static void bad_pointers(kvr_engine *e) {
     char blob[8192];
@@ -292,11 +357,9 @@ static void bad_pointers(kvr_engine *e) {
     kvr_region region = 0, remote = 0;
     kvr_desc desc = {1, 1, 0, 1};
     kvr_stride stride = {1, 1, 1, 1, 1};
-    uint32_t index[2] = {0, 0};
     uint64_t out = 1;
     int ctx = 0;
     size_t len = 0, full = 0, huge = SIZE_MAX / 2;
-    uint32_t *odd_index = (uint32_t *)((char *)index + 1);
     uint64_t *odd_out = (uint64_t *)(blob + 1);
 
     IS(kvr_peer_self(e, NULL), KVR_ERR_INVALID);
@@ -351,58 +414,8 @@ static void bad_pointers(kvr_engine *e) {
     IS(kvr_table_create_strided(e, &stride, huge, &out), KVR_ERR_INVALID);
     IS(kvr_table_create_strided(e, &stride, 1, NULL), KVR_ERR_INVALID);
 
-    kvr_desc here = {(uintptr_t)blob, 8, 0, region}, there = {(uintptr_t)blob + 64, 8, 0, remote};
-    kvr_table local = 0, far = 0;
-    IS(kvr_table_create(e, &here, 1, &local), KVR_OK);
-    IS(kvr_table_create(e, &there, 1, &far), KVR_OK);
-    IS(kvr_transfer_prepare(e, 7, self, local, index, 1, far, index, 1, &out), KVR_ERR_INVALID);
-    SAYS("direction is 7");
-    IS(kvr_transfer_prepare(e, 0, self, local, NULL, 1, far, index, 1, &out), KVR_ERR_INVALID);
-    SAYS("local_idx");
-    IS(kvr_transfer_prepare(e, 0, self, local, index, 1, far, NULL, 1, &out), KVR_ERR_INVALID);
-    SAYS("remote_idx");
-    IS(kvr_transfer_prepare(e, 0, self, local, odd_index, 1, far, index, 1, &out), KVR_ERR_INVALID);
-    IS(kvr_transfer_prepare(e, 0, self, local, index, huge, far, index, 1, &out), KVR_ERR_INVALID);
-    IS(kvr_transfer_prepare(e, 0, self, local, index, 1, far, index, 1, NULL), KVR_ERR_INVALID);
-    IS(kvr_transfer_prepare(e, 0, self, local, index, 2, far, index, 1, &out), KVR_ERR_MISMATCH);
-    index[0] = 9;
-    IS(kvr_transfer_prepare(e, 0, self, local, index, 1, far, index + 1, 1, &out), KVR_ERR_RANGE);
-    SAYS("9");
-    IS(kvr_transfer_prepare_descs(e, 9, self, &here, 1, &there, 1, &out), KVR_ERR_INVALID);
-    IS(kvr_transfer_prepare_descs(e, 0, self, NULL, 1, &there, 1, &out), KVR_ERR_INVALID);
-    IS(kvr_transfer_prepare_descs(e, 0, self, &here, 1, NULL, 1, &out), KVR_ERR_INVALID);
-    IS(kvr_transfer_prepare_descs(e, 0, self, &here, huge, &there, 1, &out), KVR_ERR_INVALID);
-    IS(kvr_transfer_prepare_descs(e, 0, self, &here, 1, &there, 1, NULL), KVR_ERR_INVALID);
-    here.addr = UINT64_MAX;
-    IS(kvr_transfer_prepare_descs(e, 0, self, &here, 1, &there, 1, &out), KVR_ERR_NOT_REGISTERED);
-    here.addr = (uintptr_t)blob;
-
-    kvr_transfer t = 0;
-    kvr_transfer_info info;
-    memset(&info, 0x5a, sizeof info);
-    IS(kvr_transfer_prepare_descs(e, KVR_WRITE, self, &here, 1, &there, 1, &t), KVR_OK);
-    IS(kvr_transfer_check(e, t), KVR_ERR_NOT_POSTED);
-    IS(kvr_transfer_post(e, t, NULL, 5), KVR_ERR_INVALID);
-    IS(kvr_transfer_info_get(e, t, NULL), KVR_ERR_INVALID);
-    info.struct_size = 3;
-    IS(kvr_transfer_info_get(e, t, &info), KVR_ERR_INVALID);
-    info.struct_size = 5000;
-    IS(kvr_transfer_info_get(e, t, &info), KVR_ERR_INVALID);
-    info.struct_size = offsetof(kvr_transfer_info, work_requests);
-    IS(kvr_transfer_info_get(e, t, &info), KVR_OK);
-    TRUE(info.descriptors == 1 && info.work_requests == UINT64_C(0x5a5a5a5a5a5a5a5a));
-    TRUE(info.struct_size == offsetof(kvr_transfer_info, work_requests));
-
-    kvr_status status = kvr_transfer_post(e, t, "", 0);
-    while (status == KVR_IN_PROGRESS) status = kvr_transfer_check(e, t);
-    is(__LINE__, "kvr_transfer_check(e, t)", status, KVR_OK);
-    info.struct_size = sizeof info;
-    IS(kvr_transfer_info_get(e, t, &info), KVR_OK);
-    TRUE(info.status == KVR_OK && info.bytes == 8 && info.bytes_done == 8);
-    TRUE(info.failed_pair == UINT64_MAX);
-    IS(kvr_transfer_release(e, t), KVR_OK);
-    IS(kvr_transfer_release(e, t), KVR_ERR_STALE);
-    IS(kvr_transfer_check(e, t), KVR_ERR_STALE);
+    bad_pairs(e, self, (uintptr_t)blob, region, remote);
+    bad_posts(e, self, (uintptr_t)blob, region, remote);
 
     IS(kvr_notify(e, self, NULL, 1), KVR_ERR_INVALID);
     IS(kvr_notifs(e, NULL, NULL, &len), KVR_ERR_INVALID);

@@ -78,10 +78,8 @@ macro_rules! layout {
     }};
 }
 
-#[test]
-fn structs_have_the_same_layout_on_both_sides() {
-    let Some(cc) = compiler("CC", "cc") else { return };
-    let mut layout = Layout { rust: String::new(), c: String::new() };
+/// What goes into a call.
+fn inputs(layout: &mut Layout) {
     layout!(layout, kvr_desc { addr: u64, len: u64, dev: u64, region: kvr_region });
     layout!(
         layout,
@@ -119,6 +117,10 @@ fn structs_have_the_same_layout_on_both_sides() {
             rbln_ctx_ptr: u64,
         }
     );
+}
+
+/// What comes out of one.
+fn reports(layout: &mut Layout) {
     layout!(
         layout,
         kvr_transfer_info {
@@ -164,7 +166,14 @@ fn structs_have_the_same_layout_on_both_sides() {
             reserved: u32,
         }
     );
+}
 
+#[test]
+fn structs_have_the_same_layout_on_both_sides() {
+    let Some(cc) = compiler("CC", "cc") else { return };
+    let mut layout = Layout { rust: String::new(), c: String::new() };
+    inputs(&mut layout);
+    reports(&mut layout);
     let calls: String = layout
         .rust
         .lines()

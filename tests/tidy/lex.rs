@@ -248,6 +248,11 @@ fn tokens(code: &[String]) -> Vec<Token> {
     out
 }
 
+/// Word `i` does not stand in a `not(..)`.
+fn stands(words: &[&str], i: usize) -> bool {
+    i == 0 || words[i - 1] != "not"
+}
+
 /// Lines under `#[cfg(test)]`, `#[cfg(all(test, ..))]`, `#[cfg(loom)]` and the like.
 fn test_lines(tokens: &[Token], lines: usize) -> Vec<bool> {
     let mut test = vec![false; lines];
@@ -260,8 +265,10 @@ fn test_lines(tokens: &[Token], lines: usize) -> Vec<bool> {
         }
         let end = (at..tokens.len()).find(|j| text(*j) == "]").unwrap_or(at);
         let words: Vec<&str> = (at + 2..end).map(text).filter(|w| is_word(w)).collect();
-        let names = words.iter().any(|w| *w == "test" || *w == "loom");
-        if !names || words.iter().any(|w| *w == "not" || *w == "any") {
+        // `all(test, not(loom))` is test code, `not(test)` is none.
+        let named = |i: usize| (words[i] == "test" || words[i] == "loom") && stands(&words, i);
+        let none = !(0..words.len()).any(named);
+        if none || words.contains(&"any") {
             continue;
         }
         let open = (end..tokens.len()).find(|j| matches!(text(*j), "{" | ";")).unwrap_or(end);

@@ -100,6 +100,7 @@ pub(crate) const RULES: &[Rule] = &[
             ("src/host/a.rs", "use std::net::TcpStream;\nfn f() -> Vec<u8> { vec![] }\n"),
             ("src/table/a.rs", "fn f(v: &heapless::Vec<u8, 4>) {} // no Vec here\n"),
             ("src/table/a.rs", "#[cfg(test)]\nmod tests;\n"),
+            ("src/table/a.rs", "#[cfg(all(test, not(loom)))]\nmod t { fn g() { vec![1]; } }\n"),
             ("src/table/a.rs", "fn f() {}\n#[cfg(test)]\nmod tests { fn g() { vec![1]; } }\n"),
         ],
     },
