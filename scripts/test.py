@@ -72,6 +72,8 @@ PARTS = [
          command(CARGO, "xtask", "check"), ["xtask/src/main.rs", "include/kvrail.h"]),
     Part("cabi", "header compiles as C99 to C++20; layouts agree; examples run", 900,
          after("lib", "tests/cabi/run.sh"), ["tests/cabi/run.sh"]),
+    Part("example", "the Rust example, two engines and every byte compared", 900,
+         command(CARGO, "run", "--quiet", "--release", "--example", "pair"), ["examples/pair.rs"]),
     Part("plugin", "the NIXL plugin builds", 900,
          command(*make("plugin")), ["bindings/nixl/build.sh"]),
     Part("install", "make install: pkg-config, SONAME, static and shared programs", 600,

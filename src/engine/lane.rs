@@ -41,8 +41,17 @@ pub struct LaneStats {
     pub work_requests: AtomicU64,
     /// Claims taken.
     pub claims: AtomicU64,
+    /// Bytes of all claims, those that failed included.
+    pub bytes_posted: AtomicU64,
     /// Error completions.
     pub errors: AtomicU64,
+}
+
+impl LaneStats {
+    /// Bytes of all claims so far.
+    pub fn posted(&self) -> u64 {
+        self.bytes_posted.load(Ordering::Relaxed)
+    }
 }
 
 /// One lane.

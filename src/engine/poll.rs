@@ -21,7 +21,8 @@ pub(super) enum Served {
 }
 
 impl<'m, P: Port, N: Net> Core<'m, P, N> {
-    /// One round over one lane: completions, then one claim for each published transfer. False when
+    /// One round over one lane: completions, then one claim for each published transfer, until about
+    /// one batch of bytes was posted, so that nobody waits long for the token. False when
     /// another thread holds the token or nothing moved.
     pub fn poll_lane(&self, index: u32) -> bool {
         let lane = &self.lanes[index as usize];
@@ -34,17 +35,28 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let mut moved = self.reap(lane, inner);
         // The round begins behind the one that was served last, so that nobody is always last.
         let start = inner.next;
-        for (mut from, end) in [(start, u32::MAX), (0, start)] {
+        let budget = lane.stats.posted() + inner.port.batch_bytes();
+        'round: for (mut from, end) in [(start, u32::MAX), (0, start)] {
             while let Some(slot) = lane.next_active(from).filter(|&s| s < end) {
                 if self.serve(lane, inner, slot) == Served::Claimed {
                     moved = true;
                     inner.next = slot + 1;
                     self.reap(lane, inner);
+                    if lane.stats.posted() >= budget {
+                        break 'round;
+                    }
                 }
                 from = slot + 1;
             }
         }
+        if moved {
+            // There may be more, and whoever polls in the background may have looked away meanwhile.
+            lane.token.publish();
+        }
         let again = lane.token.give_back();
+        if again {
+            self.worker.wake();
+        }
         moved | again
     }
 
@@ -191,6 +203,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         inner.claims += 1;
         lane.outstanding.fetch_add(claim.bytes, Ordering::Relaxed);
         lane.stats.claims.fetch_add(1, Ordering::Relaxed);
+        lane.stats.bytes_posted.fetch_add(claim.bytes, Ordering::Relaxed);
         let batch =
             Batch { peer: body.peer, direction: body.direction, ops, first_wr, keys: &self.remote };
         let Err((posted, why)) = inner.port.post(&batch) else { return Served::Claimed };
