@@ -279,6 +279,24 @@ fn the_first_rail_to_poll_does_not_take_everything() {
 }
 
 #[test]
+fn a_poll_that_leaves_work_behind_says_so_to_whoever_wants_to_sleep() {
+    let mut rng = Rng::new(seed(20));
+    let case = Case::new(lanes(1), Direction::Read, &mut rng, 500, 900);
+    case.post(None);
+    let e = &case.world.engines[0];
+    // An application thread polls; the background thread came by while it held the token.
+    for _ in 0..3 {
+        assert!(e.poll());
+        e.worker().doze();
+        assert!(e.has_work(), "nobody would go on with the transfer");
+        e.worker().rise();
+    }
+    assert_eq!(case.finish(), Status::Ok);
+    (0..10).for_each(|_| drop(e.poll()));
+    assert!(!e.has_work(), "an idle engine must be able to sleep");
+}
+
+#[test]
 fn progress_counts_every_byte_once_when_rails_fail() {
     let mut rng = Rng::new(seed(21));
     for round in 0..20 {

@@ -101,22 +101,6 @@ fn up_to_64_kib_are_there_when_post_returns_and_more_are_not_copied_by_it() {
 }
 
 #[test]
-fn an_application_that_polls_once_strands_nothing() {
-    let p = Pair::new(Config { spin_us: 0, slice_bytes: 4096, ..config("near") }, config("far"));
-    let all = [(0, LEN)];
-    let transfers: Vec<Handle> = (0..16).map(|_| p.read(&all).unwrap()).collect();
-    for _ in 0..60 {
-        for t in &transfers {
-            p.near.post(t.raw(), None).unwrap();
-            p.near.progress().unwrap();
-        }
-        for t in &transfers {
-            assert_eq!(finish(&p.near, *t).unwrap(), Status::Ok);
-        }
-    }
-}
-
-#[test]
 fn a_table_of_six_million_blocks_is_never_expanded() {
     let p = Pair::new(config("near"), config("far"));
     // Overlapping blocks of 64 bytes, one at each byte, six million times over.
