@@ -81,6 +81,7 @@ fn child() {
         }
         Ok("reader") => child_reader(),
         Ok("writer") => child_writer(),
+        Ok("resident") => child_resident(),
         _ => {}
     }
 }
@@ -149,6 +150,22 @@ fn child_writer() {
     let until = Instant::now() + HANG;
     while Instant::now() < until && e.post(t, None).and_then(|_| finish(&e, t)).is_ok() {}
     println!("@ stopped");
+    wait_for_the_end();
+}
+
+/// Prints the fixed bytes of an engine, and by how much it made this process's resident memory
+/// grow.
+fn child_resident() {
+    let resident = || {
+        let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+        // SAFETY: a plain number.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+        text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * page
+    };
+    let before = resident();
+    let e = engine("resident");
+    let grown = resident() - before;
+    println!("@ {} {grown}", e.info().fixed_bytes);
     wait_for_the_end();
 }
 
@@ -450,4 +467,15 @@ fn a_peer_that_restarts_under_its_name_is_a_new_peer() {
         }
         stop(target);
     }
+}
+
+#[test]
+fn fixed_memory_that_nobody_touched_is_not_resident() {
+    // A process of its own: other tests of this one make engines meanwhile.
+    let mut fresh = start("resident", None);
+    let words = line(&mut BufReader::new(fresh.stdout.take().unwrap()));
+    stop(fresh);
+    let (fixed, grown): (u64, u64) = (words[0].parse().unwrap(), words[1].parse().unwrap());
+    assert!(fixed > 32 << 20, "{fixed} bytes: the message blocks alone are more");
+    assert!(grown < fixed / 3, "{grown} of {fixed} bytes are resident");
 }

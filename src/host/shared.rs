@@ -2,7 +2,6 @@
 
 use core::num::NonZeroU32;
 use core::ptr::NonNull;
-use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -32,8 +31,8 @@ const BLOCK_POOL: usize = 1 << 20;
 /// The memory that the core is carved out of.
 pub(super) struct Block {
     at: NonNull<u8>,
-    layout: Layout,
-    own: bool,
+    /// Bytes that are mapped here; 0: a caller's memory.
+    mapped: usize,
 }
 
 // SAFETY: I1: the block is only an address; the core that uses it is Sync by itself.
@@ -43,10 +42,10 @@ unsafe impl Sync for Block {}
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.own {
-            // SAFETY: I1: allocated in `Shared::new` with this layout; the core is dropped before
-            // (field order).
-            unsafe { dealloc(self.at.as_ptr(), self.layout) };
+        if self.mapped != 0 {
+            // SAFETY: I1: mapped by `own_block` with this length; the core is dropped before (field
+            // order).
+            unsafe { libc::munmap(self.at.as_ptr().cast(), self.mapped) };
         }
     }
 }
@@ -271,15 +270,18 @@ impl Shared {
     }
 }
 
+/// Mapped, not allocated: an allocator clears what it hands out at this alignment, and then every
+/// page is resident. A page that is mapped costs nothing until it is touched.
 fn own_block(bytes: usize) -> Result<Block> {
-    let layout = Layout::from_size_align(bytes, BLOCK_ALIGN)
-        .map_err(|e| Error::new(Status::NoMemory, format!("{bytes} bytes of fixed memory: {e}")))?;
-    // SAFETY: I1: the size is not 0. Zeroed pages cost nothing until they are touched.
-    let at = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| {
-        let text = format!("{bytes} bytes of fixed memory are not to be had: lower the capacities");
+    let (rw, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: I8: a fresh mapping at an address that the kernel chooses.
+    let at = unsafe { libc::mmap(core::ptr::null_mut(), bytes, rw, kind, -1, 0) };
+    let at = NonNull::new(at.cast()).filter(|_| at != libc::MAP_FAILED).ok_or_else(|| {
+        let os = std::io::Error::last_os_error();
+        let text = format!("{bytes} bytes of fixed memory ({os}): lower the capacities (max_*)");
         Error::new(Status::NoMemory, text)
     })?;
-    Ok(Block { at, layout, own: true })
+    Ok(Block { at, mapped: bytes })
 }
 
 /// # Safety
@@ -295,12 +297,11 @@ unsafe fn parts_of(
         let text = format!("the block has {len} bytes and needs {need}: ask kvr_engine_size()");
         return Err(Error::new(Status::Capacity, text));
     }
-    let layout = Layout::new::<u8>();
     // SAFETY: I1: inside the caller's block, by the check above.
     let (block, rest) = unsafe { (at.add(skip), at.add(skip + fixed)) };
     let ahead = rest.as_ptr().align_offset(BLOCK_ALIGN);
     let room = len - skip - fixed - ahead;
     // SAFETY: I1: the rest of the caller's block, which nobody else uses.
     let pool = unsafe { Pool::block(rest.add(ahead), room, limit) };
-    Ok((Block { at: block, layout, own: false }, pool))
+    Ok((Block { at: block, mapped: 0 }, pool))
 }
