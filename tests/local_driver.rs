@@ -414,6 +414,36 @@ fn memory_that_was_deregistered_is_not_written_any_more() {
     }
 }
 
+/// What became of a peer that only ever dialled us and was killed in the middle of a copy.
+#[test]
+fn a_killed_dialler_blocks_no_deregistration_and_its_row_is_used_again() {
+    const LEN: usize = 8 << 20;
+    let max_peers = 2;
+    let home = Engine::new(Config { name: "home".into(), max_peers, ..Config::default() }).unwrap();
+    // More rounds than rows: a row that stays blocked is missing in the end.
+    for round in 0..4 * u64::from(max_peers) {
+        let memory = vec![0u8; LEN];
+        let at = memory.as_ptr() as u64;
+        let r = home.register(at, LEN as u64, 0).unwrap();
+        let region = home.region_metadata(r.raw()).unwrap();
+        let mut writer = start("writer", None);
+        let mut out = BufReader::new(writer.stdout.take().unwrap());
+        let words = [hex(home.metadata()), hex(&region), at.to_string(), LEN.to_string()];
+        writeln!(writer.stdin.as_mut().unwrap(), "{}", words.join(" ")).unwrap();
+        assert_eq!(line(&mut out), ["writing"], "round {round}");
+        std::thread::sleep(Duration::from_micros(2_000 + 1_300 * round));
+        stop(writer);
+        let start = Instant::now();
+        while home.info().peers != 0 {
+            assert!(start.elapsed() < HANG, "round {round}: the peer is never buried");
+            std::thread::yield_now();
+        }
+        let start = Instant::now();
+        home.deregister(r.raw(), true).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        assert!(start.elapsed() < Duration::from_secs(1), "round {round}: {:?}", start.elapsed());
+    }
+}
+
 #[test]
 fn a_killed_peer_ends_transfers_and_its_counts_do_not_block_anybody() {
     let mut target = start("target", None);

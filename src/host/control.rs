@@ -237,7 +237,7 @@ impl Control {
                 }
                 Step::Proven { offer } => {
                     sys::allow_copies();
-                    prove(conn, RailOffer::decode(&offer)?)?;
+                    self.prove(conn, RailOffer::decode(&offer)?)?;
                 }
                 Step::Done { leftover } => return self.finish(conn, &leftover).map(|()| true),
             }
@@ -251,8 +251,7 @@ impl Control {
         let shared = &self.shared;
         let offer = RailOffer::decode(offer)?;
         let mut peers = shared.peers();
-        let clear = |i| shared.share.row_is_clear(i);
-        let index = peers.find_or_add(&shared.core, clear, name, who)?;
+        let index = peers.find_or_add(&shared.core, &shared.share, name, who)?;
         let entry = peers.entry(index);
         if entry.dialling && dial_wins(&shared.incarnation, &who) {
             return Err(Error::new(Status::Busy, "both sides dial, and this side's dial stays"));
@@ -282,7 +281,27 @@ impl Control {
         let bytes = conn.accept(&self.offer(index).encode())?;
         conn.queue(&bytes);
         conn.flush()?;
-        prove(conn, offer)
+        self.prove(conn, offer)
+    }
+
+    /// The other side proved the secret: this side proves the rail, by a read through the driver,
+    /// and says so. From then on the other side may count in its row.
+    fn prove(&self, conn: &mut Conn, offer: RailOffer) -> Result<()> {
+        conn.offer = Some(offer);
+        // Opened before the proof: the number is the peer's then, and was since it was offered.
+        let process = sys::pidfd(offer.local.pid).ok();
+        conn.memory = Some(PeerMemory::attach(&offer.local).map_err(attach_error)?);
+        let mut peers = self.shared.peers();
+        let known = |&(i, g): &(u32, u32)| self.shared.core.peer_state(i).generation == g;
+        let Some((index, _)) = conn.peer.filter(known) else {
+            return Err(Error::new(Status::Stale, "the peer was removed meanwhile"));
+        };
+        let title = peers.entry(index).title();
+        peers.rows.give(index, offer.local.pid, process, title);
+        drop(peers);
+        let ready = conn.ready()?;
+        conn.queue(&ready);
+        Ok(())
     }
 
     /// Both sides are ready: the rails and the message stream belong to the engine now.
@@ -307,7 +326,6 @@ impl Control {
             Error::new(Status::Os, format!("dup: {e}"))
         })?;
         let stream = Stream::new(socket.as_raw_fd());
-        entry.process = sys::pidfd(offer.local.pid).ok();
         entry.memory = Some(memory);
         entry.socket = Some(socket);
         entry.dialling = false;
@@ -433,16 +451,6 @@ fn is_closed(fd: i32) -> bool {
     let mut file = [sys::interest(fd, libc::POLLRDHUP)];
     sys::wait(&mut file, 0);
     file[0].revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
-}
-
-/// The other side proved the secret: this side proves the rail, by a read through the driver, and
-/// says so.
-fn prove(conn: &mut Conn, offer: RailOffer) -> Result<()> {
-    conn.offer = Some(offer);
-    conn.memory = Some(PeerMemory::attach(&offer.local).map_err(attach_error)?);
-    let ready = conn.ready()?;
-    conn.queue(&ready);
-    Ok(())
 }
 
 /// The `local` driver needs both processes on one host, in one pid namespace, of one user.

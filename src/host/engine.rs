@@ -205,8 +205,8 @@ impl Engine {
         }
         control::same_place(shared, &shown(&blob.name, 64), &blob)?;
         let mut peers = shared.peers();
-        let clear = |i| shared.share.row_is_clear(i);
-        let index = peers.find_or_add(&shared.core, clear, &blob.name, blob.incarnation)?;
+        let (core, share) = (&shared.core, &shared.share);
+        let index = peers.find_or_add(core, share, &blob.name, blob.incarnation)?;
         let s = shared.core.peer_state(index);
         let entry = peers.entry(index);
         entry.blob = Some(blob);
@@ -394,16 +394,7 @@ impl Engine {
         let rows = 1..shared.core.limits().peers;
         let inside: Vec<u32> = rows.filter(|&r| shared.share.is_inside(r, slot)).collect();
         let mut peers = if inside.is_empty() { return None } else { shared.peers() };
-        for row in inside {
-            let entry = peers.entry(row);
-            use std::os::fd::AsRawFd;
-            if entry.process.as_ref().is_some_and(|p| sys::is_ready(p.as_raw_fd())) {
-                shared.share.clear_row(row);
-            } else {
-                return Some(entry.title());
-            }
-        }
-        None
+        inside.into_iter().find_map(|row| peers.rows.inside(&shared.share, row, slot))
     }
 
     /// The blob by which peers import a region.
