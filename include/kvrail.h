@@ -572,12 +572,15 @@ kvr_status kvr_peer_remove(struct kvr_engine *e, kvr_peer p);
 kvr_status kvr_region_register(struct kvr_engine *e, uint64_t addr, uint64_t len, uint32_t mem,
     kvr_region *out);
 
-/* Withdraws a local region. KVR_OK: no rail and no peer touches the memory any more. Blocks for at
- * most `deregister_timeout_ms`.
+/* Withdraws a local region and waits until nobody is inside. KVR_OK: no rail and no peer touches
+ * the memory any more. Blocks for at most `deregister_timeout_ms`.
  *
  * `flags`: 0, or KVR_DEREGISTER_CANCEL to cancel the transfers of this engine that use it.
- * Errors: KVR_ERR_BUSY while a transfer of this engine or of a peer uses it (the text names one):
- * the region stays.
+ * Errors: KVR_ERR_BUSY, and the memory must not be reused. Without KVR_DEREGISTER_CANCEL: a
+ * transfer
+ * of this engine uses it (the text names it), and the region stays as it was. Or somebody was still
+ * inside when the time was over (the text says who): the region is withdrawn, and its handle is
+ * KVR_ERR_STALE to every call but this one, which waits again.
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_region_deregister(struct kvr_engine *e, kvr_region r, uint32_t flags);
@@ -606,7 +609,12 @@ kvr_status kvr_region_import(struct kvr_engine *e, kvr_peer p, const void *blob,
  */
 kvr_status kvr_region_import_self(struct kvr_engine *e, kvr_region local, kvr_region *out);
 
-/* Forgets a remote region: transfers that use it are cancelled. Blocks for at most one batch.
+/* Forgets a remote region: transfers that use it are cancelled. Waits for what is in flight, one
+ * batch of each rail as a rule, for at most `release_timeout_ms`.
+ *
+ * Errors: KVR_ERR_BUSY when something was in flight for longer; the handle is KVR_ERR_STALE to
+ * every
+ * call but this one, which waits again.
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_region_forget(struct kvr_engine *e, kvr_region remote);

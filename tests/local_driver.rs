@@ -28,6 +28,8 @@ const BYTES: usize = 64 << 10;
 /// Only against hangs.
 const HANG: Duration = Duration::from_secs(60);
 
+type Lines = BufReader<std::process::ChildStdout>;
+
 // ---- children ----
 
 fn start(role: &str, user: Option<u32>) -> Child {
@@ -44,7 +46,7 @@ fn start(role: &str, user: Option<u32>) -> Child {
 }
 
 /// The child's next line that is meant for us.
-fn line(child: &mut BufReader<std::process::ChildStdout>) -> Vec<String> {
+fn line(child: &mut Lines) -> Vec<String> {
     let mut text = String::new();
     loop {
         text.clear();
@@ -268,6 +270,17 @@ fn peek(pid: i32, at: u64) -> Vec<u8> {
     bytes
 }
 
+/// A child that writes into `len` bytes at `at`, which are the region `region` of `home`.
+fn start_writer(home: &Engine, region: u64, at: u64, len: usize) -> (Child, Lines) {
+    let region = home.region_metadata(region).unwrap();
+    let mut writer = start("writer", None);
+    let mut out = BufReader::new(writer.stdout.take().unwrap());
+    let words = [hex(home.metadata()), hex(&region), at.to_string(), len.to_string()];
+    writeln!(writer.stdin.as_mut().unwrap(), "{}", words.join(" ")).unwrap();
+    assert_eq!(line(&mut out), ["writing"]);
+    (writer, out)
+}
+
 // ---- tests ----
 
 #[test]
@@ -375,12 +388,7 @@ fn memory_that_was_deregistered_is_not_written_any_more() {
         let mut memory = vec![0u8; LEN];
         let at = memory.as_mut_ptr() as u64;
         let r = home.register(at, LEN as u64, 0).unwrap();
-        let region = home.region_metadata(r.raw()).unwrap();
-        let mut writer = start("writer", None);
-        let mut out = BufReader::new(writer.stdout.take().unwrap());
-        let words = [hex(home.metadata()), hex(&region), at.to_string(), LEN.to_string()];
-        writeln!(writer.stdin.as_mut().unwrap(), "{}", words.join(" ")).unwrap();
-        assert_eq!(line(&mut out), ["writing"]);
+        let (writer, mut out) = start_writer(&home, r.raw(), at, LEN);
         let pid = writer.id() as i32;
         // Let it run for a varying while, then freeze it wherever it is on odd rounds.
         std::thread::sleep(Duration::from_micros(3_000 + 1_700 * round));
@@ -425,12 +433,7 @@ fn a_killed_dialler_blocks_no_deregistration_and_its_row_is_used_again() {
         let memory = vec![0u8; LEN];
         let at = memory.as_ptr() as u64;
         let r = home.register(at, LEN as u64, 0).unwrap();
-        let region = home.region_metadata(r.raw()).unwrap();
-        let mut writer = start("writer", None);
-        let mut out = BufReader::new(writer.stdout.take().unwrap());
-        let words = [hex(home.metadata()), hex(&region), at.to_string(), LEN.to_string()];
-        writeln!(writer.stdin.as_mut().unwrap(), "{}", words.join(" ")).unwrap();
-        assert_eq!(line(&mut out), ["writing"], "round {round}");
+        let (writer, _out) = start_writer(&home, r.raw(), at, LEN);
         std::thread::sleep(Duration::from_micros(2_000 + 1_300 * round));
         stop(writer);
         let start = Instant::now();
@@ -508,4 +511,81 @@ fn fixed_memory_that_nobody_touched_is_not_resident() {
     let (fixed, grown): (u64, u64) = (words[0].parse().unwrap(), words[1].parse().unwrap());
     assert!(fixed > 32 << 20, "{fixed} bytes: the message blocks alone are more");
     assert!(grown < fixed / 3, "{grown} of {fixed} bytes are resident");
+}
+
+#[test]
+fn a_region_that_was_busy_is_waited_for_again_by_its_own_handle() {
+    const LEN: usize = 8 << 20;
+    let deregister_timeout_ms = 100;
+    let home = Config { name: "home".into(), deregister_timeout_ms, ..Config::default() };
+    let home = Engine::new(home).unwrap();
+    // Where the writer is when it is stopped is luck; one time in two it is inside a copy.
+    for round in 0..40 {
+        let memory = vec![0u8; LEN];
+        let r = home.register(memory.as_ptr() as u64, LEN as u64, 0).unwrap().raw();
+        let (writer, _out) = start_writer(&home, r, memory.as_ptr() as u64, LEN);
+        let pid = writer.id() as i32;
+        std::thread::sleep(Duration::from_micros(3_000 + 700 * round));
+        // SAFETY: our own child.
+        unsafe { libc::kill(pid, libc::SIGSTOP) };
+        let first = home.deregister(r, true);
+        let second = home.deregister(r, false);
+        let regions = home.info().regions;
+        let named = home.region_metadata(r);
+        // SAFETY: our own child.
+        unsafe { libc::kill(pid, libc::SIGCONT) };
+        let last = (0..50).map(|_| home.deregister(r, true)).find(Result::is_ok);
+        let again = home.deregister(r, true).unwrap_err();
+        stop(writer);
+        assert_eq!(named.unwrap_err().status, Status::Stale, "withdrawn for all but deregister");
+        assert_eq!(again.status, Status::Stale, "{again}");
+        let Err(first) = first else {
+            assert_eq!(second.unwrap_err().status, Status::Stale);
+            continue;
+        };
+        assert_eq!(first.status, Status::Busy, "{first}");
+        let second = second.unwrap_err();
+        assert_eq!(second.status, Status::Busy, "{second}");
+        assert_eq!(regions, 1, "its slot must stay taken");
+        assert!(last.is_some(), "round {round}: the writer went on, and the region stays busy");
+        assert_eq!(home.info().regions, 0);
+        return;
+    }
+    panic!("no writer was ever stopped inside a copy");
+}
+
+#[test]
+fn an_imported_region_that_was_busy_is_waited_for_again_by_its_own_handle() {
+    const LEN: usize = 64 << 20;
+    // One work request longer than the wait: nobody can stop it on its way.
+    let (release_timeout_ms, slice_bytes) = (1, 1 << 30);
+    let c = Config { name: "self".into(), release_timeout_ms, slice_bytes, ..Config::default() };
+    let e = Engine::new(c).unwrap();
+    let (from, to) = (vec![1u8; LEN], vec![2u8; LEN]);
+    let desc =
+        |at: &[u8], region| Desc { addr: at.as_ptr() as u64, len: LEN as u64, dev: 0, region };
+    let source = e.register(from.as_ptr() as u64, LEN as u64, 0).unwrap();
+    let near = e.register(to.as_ptr() as u64, LEN as u64, 0).unwrap().raw();
+    let me = e.peer_self().raw();
+    for _ in 0..100 {
+        let far = e.region_import_self(source.raw()).unwrap().raw();
+        let (local, remote) = ([desc(&to, near)], [desc(&from, far)]);
+        let t = e.prepare_descs(Direction::Read, me, &local, &remote).unwrap().raw();
+        e.post(t, None).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        let first = e.region_forget(far);
+        let other = e.deregister(far, true).unwrap_err();
+        assert_eq!(other.status, Status::Invalid, "a handle of another kind: {other}");
+        let last = (0..10_000)
+            .map(|_| e.region_forget(far))
+            .find(|r| !matches!(r, Err(e) if e.status == Status::Busy));
+        assert_eq!(e.region_forget(far).unwrap_err().status, Status::Stale);
+        while e.release(t).is_err() {}
+        let Err(first) = first else { continue };
+        assert_eq!(first.status, Status::Busy, "{first}");
+        assert!(matches!(last, Some(Ok(()))), "{last:?}");
+        assert_eq!(e.info().remote_regions, 0);
+        return;
+    }
+    panic!("no transfer was ever caught in flight");
 }

@@ -2,7 +2,8 @@
 
 use core::net::Ipv4Addr;
 use core::ptr::NonNull;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use super::prepare::{self};
 use super::shared::{block_bytes, Shared};
 use super::{log, sys, worker};
 use crate::engine::peer::{Link, PeerState, SELF};
+use crate::engine::region::View;
 use crate::engine::slot::{Body, RegionRef};
 use crate::engine::transfer::Info;
 use crate::handle::{Handle, Kind};
@@ -78,7 +80,12 @@ pub struct Engine {
     metadata: Vec<u8>,
     listen: String,
     forks: u32,
+    limbo: Mutex<Limbo>,
 }
+
+/// Regions that were withdrawn and may still be in use, by their raw handles. Their slots stay
+/// taken: whoever is inside must not be mistaken for a user of another region.
+type Limbo = HashMap<u64, View>;
 
 impl core::fmt::Debug for Engine {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -143,6 +150,7 @@ impl Engine {
             metadata,
             listen: at.to_string(),
             forks,
+            limbo: Mutex::default(),
         };
         let control = Control::new(shared.clone(), listener);
         engine.spawn("kvrail-ctl", move || control.run())?;
@@ -341,16 +349,57 @@ impl Engine {
         Ok(handle)
     }
 
-    fn local_region(&self, raw: u64) -> Result<crate::engine::region::View> {
+    fn local_region(&self, raw: u64) -> Result<View> {
         self.here()?.core.local.view(raw).map_err(|s| bad_handle("region", raw, s))
     }
 
     /// Takes memory back. With `cancel` the transfers that use it end with `Cancelled`; without,
     /// the call is refused while one is in flight. Peers that read or write it lose those
-    /// transfers. `Ok`: nobody touches it any more.
+    /// transfers. `Ok`: nobody touches it any more. After a `Busy` that came too late for that, the
+    /// region is of no use but to this call, which waits again.
     pub fn deregister(&self, region: u64, cancel: bool) -> Result<()> {
-        let view = self.local_region(region)?;
         let shared = self.here()?;
+        let handle = Handle::parse(region, Kind::LocalRegion)
+            .ok_or_else(|| bad_handle("region", region, Status::Invalid))?;
+        let mut limbo = self.limbo();
+        let view = match limbo.get(&region) {
+            Some(&view) => view,
+            None => {
+                let view = self.withdraw(handle, cancel)?;
+                limbo.insert(region, view);
+                view
+            }
+        };
+        drop(limbo);
+        let named = RegionRef { slot: view.slot, generation: view.generation, remote: false };
+        let limit = Duration::from_millis(u64::from(shared.config.deregister_timeout_ms));
+        let mut inside = None;
+        let drained = self.drain(region, limit, || {
+            let quiet = shared.core.quiesce(named).is_ok();
+            inside = self.peer_inside(view.slot);
+            quiet && inside.is_none()
+        });
+        if drained {
+            if let Some(view) = self.limbo().remove(&region) {
+                shared.core.local.free(view);
+            }
+            return Ok(());
+        }
+        let who = inside.unwrap_or_else(|| "a transfer of this engine".into());
+        let text = format!(
+            "region {region:#x}: {who} was still inside after {} ms (deregister_timeout_ms); it is \
+             withdrawn, but do not reuse its memory before that process goes on or ends and \
+             deregistering it again succeeds",
+            limit.as_millis()
+        );
+        log::warn(&text);
+        Err(Error::new(Status::Busy, text))
+    }
+
+    /// Closes a region of this engine: nobody begins to use it from here on.
+    fn withdraw(&self, handle: Handle, cancel: bool) -> Result<View> {
+        let (shared, region) = (&self.shared, handle.raw());
+        let view = self.local_region(region)?;
         let named = RegionRef { slot: view.slot, generation: view.generation, remote: false };
         if let Some(user) = shared.core.first_user(named).filter(|_| !cancel) {
             let text = format!(
@@ -359,33 +408,25 @@ impl Engine {
             );
             return Err(Error::new(Status::Busy, text));
         }
-        let Some(handle) = Handle::parse(region, Kind::LocalRegion) else {
-            return Err(bad_handle("region", region, Status::Invalid));
-        };
         shared.core.local.close(handle).map_err(|s| bad_handle("region", region, s))?;
         shared.share.withdraw(view.slot);
-        let limit = Duration::from_millis(u64::from(shared.config.deregister_timeout_ms));
-        let mut inside = None;
-        let drained = wait_until(limit, || {
-            shared.core.poll();
-            let quiet = shared.core.quiesce(named).is_ok();
-            inside = self.peer_inside(view.slot);
-            quiet && inside.is_none()
-        });
-        if drained {
-            shared.core.local.free(view);
-            return Ok(());
-        }
-        // The slot stays taken: whoever is inside may still write, and must not be mistaken for a
-        // user of another region.
-        let who = inside.unwrap_or_else(|| "a transfer of this engine".into());
-        let text = format!(
-            "region {region:#x}: {who} was still inside after {} ms (deregister_timeout_ms); it is \
-             withdrawn, but do not reuse its memory before that process goes on or ends",
-            limit.as_millis()
-        );
-        log::warn(&text);
-        Err(Error::new(Status::Busy, text))
+        Ok(view)
+    }
+
+    fn limbo(&self) -> MutexGuard<'_, Limbo> {
+        self.limbo.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Polls until `quiet`, at most `limit`. A region that another call took out of limbo meanwhile
+    /// has drained.
+    fn drain(&self, region: u64, limit: Duration, mut quiet: impl FnMut() -> bool) -> bool {
+        wait_until(limit, || {
+            let drained = quiet() || !self.limbo().contains_key(&region);
+            if !drained {
+                self.shared.core.poll();
+            }
+            drained
+        })
     }
 
     /// A living peer that is inside region `slot`. Counts of dead processes are cleared.
@@ -452,30 +493,33 @@ impl Engine {
     }
 
     /// Forgets an imported region. Transfers in flight that use it end with `Cancelled` before this
-    /// returns.
+    /// returns. After `Busy` the region is of no use but to this call, which waits again.
     pub fn region_forget(&self, region: u64) -> Result<()> {
         let shared = self.here()?;
-        let handle = Handle::parse(region, Kind::RemoteRegion)
-            .ok_or_else(|| bad_handle("imported region", region, Status::Invalid))?;
-        let view = shared
-            .core
-            .remote
-            .close(handle)
-            .map_err(|s| bad_handle("imported region", region, s))?;
+        let bad = |s| bad_handle("imported region", region, s);
+        let handle =
+            Handle::parse(region, Kind::RemoteRegion).ok_or_else(|| bad(Status::Invalid))?;
+        let mut limbo = self.limbo();
+        let view = match limbo.get(&region) {
+            Some(&view) => view,
+            None => {
+                let view = shared.core.remote.close(handle).map_err(bad)?;
+                limbo.insert(region, view);
+                view
+            }
+        };
+        drop(limbo);
         let named = RegionRef { slot: view.slot, generation: view.generation, remote: true };
         let limit = Duration::from_millis(u64::from(shared.config.release_timeout_ms));
-        let drained = wait_until(limit, || {
-            let quiet = shared.core.quiesce(named).is_ok();
-            if !quiet {
-                shared.core.poll();
+        if self.drain(region, limit, || shared.core.quiesce(named).is_ok()) {
+            if let Some(view) = self.limbo().remove(&region) {
+                shared.core.remote.free(view);
             }
-            quiet
-        });
-        if drained {
-            shared.core.remote.free(view);
             return Ok(());
         }
-        let text = format!("imported region {region:#x} is still in use by a transfer that ends");
+        let text = format!(
+            "imported region {region:#x} is still in use by a transfer that ends; forget it again"
+        );
         Err(Error::new(Status::Busy, text))
     }
 
