@@ -514,6 +514,28 @@ fn fixed_memory_that_nobody_touched_is_not_resident() {
 }
 
 #[test]
+fn a_post_says_what_is_stale() {
+    let e = engine("self");
+    let memory = vec![0u8; BYTES];
+    let at = memory.as_ptr() as u64;
+    let near = e.register(at, BYTES as u64, 0).unwrap().raw();
+    let far = e.region_import_self(near).unwrap().raw();
+    let half = BYTES as u64 / 2;
+    let local = Desc { addr: at, len: half, dev: 0, region: near };
+    let remote = Desc { addr: at + half, len: half, dev: 0, region: far };
+    let me = e.peer_self().raw();
+    let t = e.prepare_descs(Direction::Write, me, &[local], &[remote]).unwrap().raw();
+    e.region_forget(far).unwrap();
+    let error = e.post(t, None).unwrap_err();
+    assert_eq!(error.status, Status::Stale);
+    assert!(error.message.contains("a region or the peer that it uses was released"), "{error}");
+    e.release(t).unwrap();
+    let error = e.post(t, None).unwrap_err();
+    assert_eq!(error.status, Status::Stale);
+    assert!(error.message.contains(&format!("transfer {t:#x} was released")), "{error}");
+}
+
+#[test]
 fn a_region_that_was_busy_is_waited_for_again_by_its_own_handle() {
     const LEN: usize = 8 << 20;
     let deregister_timeout_ms = 100;

@@ -609,6 +609,11 @@ impl Engine {
                 return too_long(len);
             }
             Status::Capacity => return self.messages_full(),
+            // The handle is good, so what is stale is something that it was prepared with.
+            Status::Stale if self.shared.core.info(transfer).is_ok() => format!(
+                "transfer {transfer:#x}: a region or the peer that it uses was released since it \
+                 was prepared; release it and prepare another"
+            ),
             Status::Stale | Status::Invalid => return bad_handle("transfer", transfer, status),
             _ => {
                 if let Some(peer) = self.shared.core.peer_of(transfer) {
