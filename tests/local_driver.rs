@@ -14,11 +14,13 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
 use kvrail::host::config::Config;
 use kvrail::host::engine::Engine;
+use kvrail::host::log;
 use kvrail::nic::local::{LocalPort, Offer, PeerMemory, Share};
 use kvrail::nic::{Batch, Keys, Port, RemoteKey, WrStatus};
 use kvrail::status::Status;
@@ -84,6 +86,7 @@ fn child() {
         Ok("reader") => child_reader(),
         Ok("writer") => child_writer(),
         Ok("resident") => child_resident(),
+        Ok("auto") => child_auto(),
         _ => {}
     }
 }
@@ -168,6 +171,28 @@ fn child_resident() {
     let e = engine("resident");
     let grown = resident() - before;
     println!("@ {} {grown}", e.info().fixed_bytes);
+    wait_for_the_end();
+}
+
+/// Prints how many warnings one engine with transport local gave, then how many came by two with
+/// auto, then the transport that they report.
+fn child_auto() {
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    log::set_callback(Some(Box::new(|level, text| {
+        if level == log::Level::Warn {
+            LINES.lock().unwrap().push(text.to_owned());
+        }
+    })));
+    let make = |transport: &str| {
+        Engine::new(Config { transport: transport.into(), ..Config::default() }).unwrap()
+    };
+    let plain = make("local");
+    let before = LINES.lock().unwrap().len();
+    let both = [make("auto"), make("auto")];
+    let text = LINES.lock().unwrap().join("\n");
+    assert!(text.contains("no RDMA rails") && text.contains("transport local is used"), "{text}");
+    println!("@ {before} {} {}", text.lines().count(), both[0].info().transport);
+    drop(plain);
     wait_for_the_end();
 }
 
@@ -511,6 +536,14 @@ fn fixed_memory_that_nobody_touched_is_not_resident() {
     let (fixed, grown): (u64, u64) = (words[0].parse().unwrap(), words[1].parse().unwrap());
     assert!(fixed > 32 << 20, "{fixed} bytes: the message blocks alone are more");
     assert!(grown < fixed / 3, "{grown} of {fixed} bytes are resident");
+}
+
+#[test]
+fn transport_auto_warns_once_that_it_is_local() {
+    let mut fresh = start("auto", None);
+    let words = line(&mut BufReader::new(fresh.stdout.take().unwrap()));
+    stop(fresh);
+    assert_eq!(words, ["0", "1", "local"]);
 }
 
 #[test]

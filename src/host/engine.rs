@@ -3,7 +3,7 @@
 use core::net::Ipv4Addr;
 use core::ptr::NonNull;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -93,6 +93,19 @@ impl core::fmt::Debug for Engine {
     }
 }
 
+/// Warns, once a process, whoever let kvrail choose the transport: it is not the fast one.
+fn say_fallback(asked: &str) {
+    static ONCE: Once = Once::new();
+    if asked == "auto" {
+        ONCE.call_once(|| {
+            log::warn(
+                "transport auto: no RDMA rails in this build, so transport local is used (peers on \
+                 this host, host memory); transport=local says the same without this line",
+            );
+        });
+    }
+}
+
 fn bad_handle(what: &str, raw: u64, status: Status) -> Error {
     let text = match status {
         Status::Stale => format!("{what} {raw:#x} was released; its generation is over"),
@@ -163,6 +176,7 @@ impl Engine {
             std::thread::yield_now();
         }
         log::info(&format!("engine at {at}: transport local, {} rails", shared.config.rails));
+        say_fallback(&shared.config.transport);
         Ok(engine)
     }
 
