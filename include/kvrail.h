@@ -202,7 +202,7 @@ typedef struct kvr_config {
     uint32_t struct_size;
     /* KVR_CFG_ bits. Default: KVR_CFG_PROGRESS_THREAD. */
     uint32_t flags;
-    /* Most peers at a time. */
+    /* Most peers at a time; each needs 66,088 of `message_bytes`. */
     uint32_t max_peers;
     /* Most local regions at a time. */
     uint32_t max_regions;
@@ -220,7 +220,7 @@ typedef struct kvr_config {
     uint32_t inline_bytes;
     /* Longest work request, in bytes. */
     uint32_t slice_bytes;
-    /* Arena of notification blocks, in bytes. */
+    /* Notification blocks, in bytes: so many for outgoing and so many for incoming ones. */
     uint32_t message_bytes;
     /* Microseconds that the progress thread spins before it sleeps. */
     uint32_t spin_us;

@@ -160,7 +160,7 @@ pub struct kvr_config {
     pub struct_size: u32,
     /// KVR_CFG_ bits. Default: KVR_CFG_PROGRESS_THREAD.
     pub flags: u32,
-    /// Most peers at a time.
+    /// Most peers at a time; each needs 66,088 of `message_bytes`.
     pub max_peers: u32,
     /// Most local regions at a time.
     pub max_regions: u32,
@@ -178,7 +178,7 @@ pub struct kvr_config {
     pub inline_bytes: u32,
     /// Longest work request, in bytes.
     pub slice_bytes: u32,
-    /// Arena of notification blocks, in bytes.
+    /// Notification blocks, in bytes: so many for outgoing and so many for incoming ones.
     pub message_bytes: u32,
     /// Microseconds that the progress thread spins before it sleeps.
     pub spin_us: u32,

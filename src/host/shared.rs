@@ -16,7 +16,6 @@ use crate::engine::arena::{Arena, BLOCK_ALIGN};
 use crate::engine::bell::Bell;
 use crate::engine::core::{Parts, Tuning};
 use crate::engine::peer::SELF;
-use crate::limits::Limits;
 use crate::nic::local::{AttachError, LocalPort, Share};
 use crate::nic::stream::Streams;
 use crate::status::Status;
@@ -84,17 +83,6 @@ pub(super) struct Shared {
     _block: Block,
 }
 
-fn limits(c: &Config) -> Limits {
-    Limits {
-        peers: c.max_peers.saturating_add(1),
-        regions: c.max_regions,
-        remote_regions: c.max_remote_regions,
-        transfers: c.max_transfers,
-        lanes: c.rails,
-        message_bytes: c.message_bytes,
-    }
-}
-
 fn carve<'m>(
     arena: &mut Arena<'m>,
     c: &Config,
@@ -102,7 +90,7 @@ fn carve<'m>(
     net: Streams,
     (worker, host): (i32, i32),
 ) -> Option<crate::engine::core::Core<'m, LocalPort<'m>, Streams>> {
-    let limits = limits(c);
+    let limits = c.limits();
     let parts = Parts {
         limits,
         tuning: Tuning {
@@ -121,9 +109,6 @@ fn carve<'m>(
 /// Bytes of the fixed part.
 fn fixed_bytes(c: &Config) -> Result<usize> {
     c.check()?;
-    limits(c).check().map_err(|(name, value, low, high)| {
-        Error::new(Status::Config, format!("{name} is {value}; allowed are {low} to {high}"))
-    })?;
     let mut arena = Arena::measure();
     carve(&mut arena, c, b"", Streams::new(-1), (-1, -1));
     Ok(arena.used())
