@@ -87,6 +87,7 @@ fn child() {
         Ok("writer") => child_writer(),
         Ok("resident") => child_resident(),
         Ok("auto") => child_auto(),
+        Ok("leak") => child_leak(),
         _ => {}
     }
 }
@@ -193,6 +194,23 @@ fn child_auto() {
     assert!(text.contains("no RDMA rails") && text.contains("transport local is used"), "{text}");
     println!("@ {before} {} {}", text.lines().count(), both[0].info().transport);
     drop(plain);
+    wait_for_the_end();
+}
+
+/// Prints how many files and mappings are left after shares that could not be made.
+fn child_leak() {
+    let held = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let files = std::fs::read_dir("/proc/self/fd").unwrap().count();
+        (files, maps.lines().filter(|l| l.contains("memfd:kvrail")).count())
+    };
+    let before = held();
+    for _ in 0..3 {
+        // No such guard address is taken, which comes out after the file was made and mapped.
+        Share::new(2, 4, [9; 16], || 0).unwrap_err();
+    }
+    let after = held();
+    println!("@ {} {}", after.0 - before.0, after.1 - before.1);
     wait_for_the_end();
 }
 
@@ -536,6 +554,14 @@ fn fixed_memory_that_nobody_touched_is_not_resident() {
     let (fixed, grown): (u64, u64) = (words[0].parse().unwrap(), words[1].parse().unwrap());
     assert!(fixed > 32 << 20, "{fixed} bytes: the message blocks alone are more");
     assert!(grown < fixed / 3, "{grown} of {fixed} bytes are resident");
+}
+
+#[test]
+fn a_share_that_cannot_be_made_leaves_nothing_behind() {
+    let mut fresh = start("leak", None);
+    let words = line(&mut BufReader::new(fresh.stdout.take().unwrap()));
+    stop(fresh);
+    assert_eq!(words, ["0", "0"], "files and mappings");
 }
 
 #[test]

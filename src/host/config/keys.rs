@@ -131,7 +131,7 @@ pub(super) const KEYS: &[Key] = &[
     },
     Key {
         name: "progress_thread",
-        help: "0 or 1: a thread polls; without it check, notifs and progress do, and waits poll",
+        help: "0 or 1: a thread polls; without it check, notifs and progress do",
         slot: Slot::Flag(|c| &mut c.progress_thread),
     },
     number_key(
