@@ -11,6 +11,7 @@
 )]
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
@@ -88,6 +89,7 @@ fn child() {
         Ok("resident") => child_resident(),
         Ok("auto") => child_auto(),
         Ok("leak") => child_leak(),
+        Ok("deaf") => child_deaf(),
         _ => {}
     }
 }
@@ -194,6 +196,34 @@ fn child_auto() {
     assert!(text.contains("no RDMA rails") && text.contains("transport local is used"), "{text}");
     println!("@ {before} {} {}", text.lines().count(), both[0].info().transport);
     drop(plain);
+    wait_for_the_end();
+}
+
+/// An engine whose epoll file is none, so that it cannot take a connection over. Prints its blob;
+/// when asked, how many peers it still knows, and how many shared memories it has mapped.
+fn child_deaf() {
+    let e = engine("deaf");
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let path = entry.unwrap().path();
+        let is = std::fs::read_link(&path).unwrap_or_default();
+        if is.to_string_lossy().contains("eventpoll") {
+            let fd: i32 = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
+            // SAFETY: open files of this process; the engine is meant to suffer.
+            unsafe { libc::dup2(null.as_raw_fd(), fd) };
+        }
+    }
+    println!("@ {}", hex(e.metadata()));
+    ask();
+    let shares = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|l| l.contains("memfd:kvrail")).count()
+    };
+    let until = Instant::now() + Duration::from_secs(5);
+    while (e.info().peers, shares()) != (0, 1) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    println!("@ {} {}", e.info().peers, shares());
     wait_for_the_end();
 }
 
@@ -562,6 +592,29 @@ fn a_share_that_cannot_be_made_leaves_nothing_behind() {
     let words = line(&mut BufReader::new(fresh.stdout.take().unwrap()));
     stop(fresh);
     assert_eq!(words, ["0", "0"], "files and mappings");
+}
+
+#[test]
+fn a_connection_that_cannot_be_taken_over_is_closed_on_both_sides() {
+    let mut deaf = start("deaf", None);
+    let mut out = BufReader::new(deaf.stdout.take().unwrap());
+    let blob = unhex(&line(&mut out)[0]);
+    let e = engine("home");
+    let peer = e.peer_add(&blob, None).unwrap().raw();
+    // It may look connected for a moment: the other side fails after both were ready.
+    let until = Instant::now() + Duration::from_secs(5);
+    let first = e.peer_connect(peer, HANG);
+    let error = loop {
+        match first.clone().and_then(|()| e.peer_state(peer)) {
+            Ok(_) => assert!(Instant::now() < until, "connected to somebody who is not"),
+            Err(e) => break e,
+        }
+    };
+    assert!(error.message.contains("deaf"), "{error}");
+    e.peer_remove(peer).unwrap();
+    writeln!(deaf.stdin.as_mut().unwrap()).unwrap();
+    assert_eq!(line(&mut out), ["0", "1"], "peers and shared memories, its own included");
+    stop(deaf);
 }
 
 #[test]

@@ -317,24 +317,24 @@ impl Control {
         if shared.core.peer_state(index).link == Link::Up {
             return Err(Error::new(Status::Busy, "the peer is connected already"));
         }
+        // What may fail comes first: the connection still owns all, and is closed on an error.
+        let dup = |e| Error::new(Status::Os, format!("dup: {e}"));
+        let socket = conn.socket.try_clone().map_err(dup)?;
+        let stream = Stream::new(socket.as_raw_fd());
+        if !shared.core.with_net(|net| net.watch(&stream, Some(index))) {
+            return Err(sys::os_error("epoll_ctl"));
+        }
         let Some(memory) = conn.memory.take() else {
+            shared.core.with_net(|net| net.watch(&stream, None));
             return Err(Error::new(Status::Internal, "a handshake ended without memory"));
         };
         let entry = peers.entry(index);
-        let socket = conn.socket.try_clone().map_err(|e| {
-            memory.detach();
-            Error::new(Status::Os, format!("dup: {e}"))
-        })?;
-        let stream = Stream::new(socket.as_raw_fd());
         entry.memory = Some(memory);
         entry.socket = Some(socket);
         entry.dialling = false;
         entry.wanted = false;
         entry.error = None;
         let (name, title) = (entry.name.clone(), entry.title());
-        if !shared.core.with_net(|net| net.watch(&stream, Some(index))) {
-            return Err(sys::os_error("epoll_ctl"));
-        }
         for lane in 0..shared.core.limits().lanes {
             shared.core.with_port(lane, |port, rails| {
                 port.connect(index, memory);
@@ -357,9 +357,6 @@ impl Control {
 
     fn failed(&self, mut conn: Conn, why: Error) {
         conn.refuse(&why);
-        if let Some(memory) = conn.memory.take() {
-            memory.detach();
-        }
         let mut peers = self.shared.peers();
         let current = conn.peer.filter(|(i, g)| self.shared.core.peer_state(*i).generation == *g);
         let Some((index, _)) = current else {
@@ -428,9 +425,6 @@ impl Control {
         let shared = self.shared.clone();
         for mut conn in self.conns.drain(..) {
             conn.refuse(&Error::new(Status::Disconnected, "the engine is being destroyed"));
-            if let Some(memory) = conn.memory.take() {
-                memory.detach();
-            }
         }
         let mut peers = shared.peers();
         let why = Error::new(Status::Disconnected, "the engine is being destroyed");
