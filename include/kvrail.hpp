@@ -282,7 +282,7 @@ private:
 /* An engine; destroyed at the end. */
 class Engine {
 public:
-    /* On the heap. */
+    /* In memory of its own. */
     explicit Engine(const Config &config) {
         detail::check(kvr_engine_create(&config.raw(), &raw_));
     }

@@ -129,8 +129,8 @@ impl Engine {
     }
 
     /// An engine in the caller's block, which never grows: the pool of tables and ops is what is
-    /// left of it. Threads, sockets and the peers' names still take memory from the heap, in
-    /// calls that are no hot path.
+    /// left of it. Threads, sockets and names still take memory from the heap, in calls that are
+    /// no hot path.
     ///
     /// # Safety
     /// The `len` bytes at `mem` are writable, used by nobody else, and outlive the engine (I1).
