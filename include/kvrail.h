@@ -202,7 +202,7 @@ typedef struct kvr_config {
     uint32_t struct_size;
     /* KVR_CFG_ bits. Default: KVR_CFG_PROGRESS_THREAD. */
     uint32_t flags;
-    /* Most peers at a time. */
+    /* Most peers at a time; each needs 66,088 of `message_bytes`. */
     uint32_t max_peers;
     /* Most local regions at a time. */
     uint32_t max_regions;
@@ -220,7 +220,7 @@ typedef struct kvr_config {
     uint32_t inline_bytes;
     /* Longest work request, in bytes. */
     uint32_t slice_bytes;
-    /* Arena of notification blocks, in bytes. */
+    /* Notification blocks, in bytes: so many for outgoing and so many for incoming ones. */
     uint32_t message_bytes;
     /* Microseconds that the progress thread spins before it sleeps. */
     uint32_t spin_us;
@@ -445,8 +445,9 @@ size_t kvr_config_keys(char *buf, size_t len);
  */
 size_t kvr_engine_size(const struct kvr_config *cfg);
 
-/* Makes an engine on the heap, with its threads, and stores it in `*out` (NULL after an error).
- * `cfg` NULL: the defaults. `cfg` is copied.
+/* Makes an engine in memory of its own, with its threads, and stores it in `*out` (NULL after an
+ * error). `cfg` NULL: the defaults. `cfg` is copied. Tables and prepared transfers come from the
+ * heap, up to `max_bytes`.
  *
  * Ownership: the caller's, until kvr_engine_destroy().
  * Errors: KVR_ERR_CONFIG, KVR_ERR_INVALID, KVR_ERR_UNSUPPORTED (a transport that this build
@@ -455,9 +456,10 @@ size_t kvr_engine_size(const struct kvr_config *cfg);
  */
 kvr_status kvr_engine_create(const struct kvr_config *cfg, struct kvr_engine **out);
 
-/* Makes an engine whose fixed memory lies in the caller's block: `mem`, `len` bytes, of any
- * alignment, at least kvr_engine_size(cfg). The block never grows; only tables and ops of prepared
- * transfers come from the heap.
+/* Makes an engine in the caller's block: `mem`, `len` bytes, of any alignment, at least
+ * kvr_engine_size(cfg). Tables and prepared transfers come from the block too: they have what it is
+ * longer than that, and 1 MiB, at most `max_bytes`, and it never grows. Threads, sockets, names,
+ * table handles, handshakes and error texts come from the heap.
  *
  * Ownership: the block is the engine's until kvr_engine_destroy() returned KVR_OK, and must not be
  * read, written, moved or freed until then.
@@ -572,12 +574,15 @@ kvr_status kvr_peer_remove(struct kvr_engine *e, kvr_peer p);
 kvr_status kvr_region_register(struct kvr_engine *e, uint64_t addr, uint64_t len, uint32_t mem,
     kvr_region *out);
 
-/* Withdraws a local region. KVR_OK: no rail and no peer touches the memory any more. Blocks for at
- * most `deregister_timeout_ms`.
+/* Withdraws a local region and waits until nobody is inside. KVR_OK: no rail and no peer touches
+ * the memory any more. Blocks for at most `deregister_timeout_ms`.
  *
  * `flags`: 0, or KVR_DEREGISTER_CANCEL to cancel the transfers of this engine that use it.
- * Errors: KVR_ERR_BUSY while a transfer of this engine or of a peer uses it (the text names one):
- * the region stays.
+ * Errors: KVR_ERR_BUSY, and the memory must not be reused. Without KVR_DEREGISTER_CANCEL: a
+ * transfer
+ * of this engine uses it (the text names it), and the region stays as it was. Or somebody was still
+ * inside when the time was over (the text says who): the region is withdrawn, and its handle is
+ * KVR_ERR_STALE to every call but this one, which waits again.
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_region_deregister(struct kvr_engine *e, kvr_region r, uint32_t flags);
@@ -606,7 +611,12 @@ kvr_status kvr_region_import(struct kvr_engine *e, kvr_peer p, const void *blob,
  */
 kvr_status kvr_region_import_self(struct kvr_engine *e, kvr_region local, kvr_region *out);
 
-/* Forgets a remote region: transfers that use it are cancelled. Blocks for at most one batch.
+/* Forgets a remote region: transfers that use it are cancelled. Waits for what is in flight, one
+ * batch of each rail as a rule, for at most `release_timeout_ms`.
+ *
+ * Errors: KVR_ERR_BUSY when something was in flight for longer; the handle is KVR_ERR_STALE to
+ * every
+ * call but this one, which waits again.
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_region_forget(struct kvr_engine *e, kvr_region remote);
@@ -666,8 +676,11 @@ kvr_status kvr_transfer_prepare_descs(struct kvr_engine *e, uint32_t direction, 
  *
  * `notif` (up to KVR_MESSAGE_MAX bytes, copied) reaches the peer after all the data is in place;
  * NULL: none; not NULL with length 0: an empty message. An error sends none.
- * Errors: KVR_ERR_BUSY while it is in flight; KVR_ERR_CAPACITY when message blocks are out; the
- * peer's and the rails' errors.
+ * Errors: KVR_ERR_BUSY while it is in flight; KVR_ERR_STALE when it, or a region or the peer that
+ * it
+ * uses, was released (the text says which); KVR_ERR_CAPACITY when message blocks are out; the
+ * peer's
+ * and the rails' errors.
  * Undefined behaviour unless: `e` lives; `notif` is readable for `notif_len` bytes.
  */
 kvr_status kvr_transfer_post(struct kvr_engine *e, kvr_transfer t, const void *notif,

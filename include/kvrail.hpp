@@ -4,9 +4,10 @@
  * outlive the Peers, Regions, RemoteRegions, Tables and Transfers made from it, and registered
  * memory its Region. raw() lends the C handle for calls that this header does not wrap.
  *
- * Destructors of Region and Transfer return only when nothing touches the memory any more: they
- * repeat a call that says KVR_ERR_BUSY (each is bounded, and a transfer that hangs ends after
- * stall_ms). Call release() to get that answer as an exception instead.
+ * Destructors of Region, RemoteRegion and Transfer return only when nothing touches the memory any
+ * more: they repeat a call that says KVR_ERR_BUSY. Each call is bounded, and a transfer that hangs
+ * ends after stall_ms; but a peer that was stopped inside a copy holds ~Region until it goes on or
+ * ends. Call release() to get that answer as an exception instead; it may be called again.
  *
  * Errors: a negative status is thrown as kvrail::Error. Threads: as in kvrail.h; moving or
  * destroying an object is not for two threads at once.
@@ -281,7 +282,7 @@ private:
 /* An engine; destroyed at the end. */
 class Engine {
 public:
-    /* On the heap. */
+    /* In memory of its own. */
     explicit Engine(const Config &config) {
         detail::check(kvr_engine_create(&config.raw(), &raw_));
     }

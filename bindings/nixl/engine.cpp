@@ -146,12 +146,13 @@ Engine::registerMem(const nixlBlobDesc &mem, const nixl_mem_t &type, nixlBackend
 }
 
 // The agent ignores the result and its user frees the memory, so a busy region is not left
-// registered: the transfers that use it are named in the log, then cancelled.
+// registered: whoever uses it is named in the log, then transfers of ours are cancelled, and peers
+// that were still inside are waited for once more.
 nixl_status_t Engine::deregisterMem(nixlBackendMD *meta) {
     return guarded("deregisterMem", [&] {
         kvr_status status = kvr_region_deregister(engine_, handleOf(meta), 0);
         if (status == KVR_ERR_BUSY) {
-            complain("deregisterMem cancels transfers", status);
+            complain("deregisterMem waits again, cancelling transfers", status);
             status = kvr_region_deregister(engine_, handleOf(meta), KVR_DEREGISTER_CANCEL);
         }
         return status;

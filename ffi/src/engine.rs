@@ -1,4 +1,4 @@
-//! The engine's life: made on the heap or in the caller's block, used, destroyed once.
+//! The engine's life: made in memory of its own or in the caller's block, used, destroyed once.
 
 use core::ffi::c_void;
 use core::mem::size_of;
@@ -119,8 +119,9 @@ fn block(fixed: usize) -> usize {
     fixed.saturating_add(BLOCK_ALIGN + HEAD)
 }
 
-/// Makes an engine on the heap, with its threads, and stores it in `*out` (NULL after an error).
-/// `cfg` NULL: the defaults. `cfg` is copied.
+/// Makes an engine in memory of its own, with its threads, and stores it in `*out` (NULL after an
+/// error). `cfg` NULL: the defaults. `cfg` is copied. Tables and prepared transfers come from the
+/// heap, up to `max_bytes`.
 ///
 /// Ownership: the caller's, until kvr_engine_destroy().
 /// Errors: KVR_ERR_CONFIG, KVR_ERR_INVALID, KVR_ERR_UNSUPPORTED (a transport that this build
@@ -144,9 +145,10 @@ pub unsafe extern "C" fn kvr_engine_create(
     })
 }
 
-/// Makes an engine whose fixed memory lies in the caller's block: `mem`, `len` bytes, of any
-/// alignment, at least kvr_engine_size(cfg). The block never grows; only tables and ops of prepared
-/// transfers come from the heap.
+/// Makes an engine in the caller's block: `mem`, `len` bytes, of any alignment, at least
+/// kvr_engine_size(cfg). Tables and prepared transfers come from the block too: they have what it is
+/// longer than that, and 1 MiB, at most `max_bytes`, and it never grows. Threads, sockets, names,
+/// table handles, handshakes and error texts come from the heap.
 ///
 /// Ownership: the block is the engine's until kvr_engine_destroy() returned KVR_OK, and must not be
 /// read, written, moved or freed until then.

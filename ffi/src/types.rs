@@ -5,124 +5,124 @@ use core::ffi::{c_char, c_int, c_void};
 
 /// Version of this header's ABI. A change that breaks callers changes the major number and the
 /// library's SONAME.
-pub(crate) const KVR_ABI_MAJOR: u32 = 0;
+pub const KVR_ABI_MAJOR: u32 = 0;
 /// Counts additions within a major version.
-pub(crate) const KVR_ABI_MINOR: u32 = 1;
+pub const KVR_ABI_MINOR: u32 = 1;
 
 /// 0 success, negative an error, positive not finished. Codes are grouped by the largest thing they
 /// kill.
-pub(crate) type kvr_status = i32;
+pub type kvr_status = i32;
 
 /// Success; for a transfer: every byte is in place.
-pub(crate) const KVR_OK: i32 = 0;
+pub const KVR_OK: i32 = 0;
 /// Not finished (or, from kvr_progress(), work was done): ask again.
-pub(crate) const KVR_IN_PROGRESS: i32 = 1;
+pub const KVR_IN_PROGRESS: i32 = 1;
 
 /// Only this call failed (-1..-29): a bad argument; the text names it.
-pub(crate) const KVR_ERR_INVALID: i32 = -1;
+pub const KVR_ERR_INVALID: i32 = -1;
 /// The handle names something that was released.
-pub(crate) const KVR_ERR_STALE: i32 = -2;
+pub const KVR_ERR_STALE: i32 = -2;
 /// Unknown peer or key.
-pub(crate) const KVR_ERR_NOT_FOUND: i32 = -3;
+pub const KVR_ERR_NOT_FOUND: i32 = -3;
 /// A table or rail index is out of range.
-pub(crate) const KVR_ERR_RANGE: i32 = -4;
+pub const KVR_ERR_RANGE: i32 = -4;
 /// List lengths differ, or the lengths of one pair differ.
-pub(crate) const KVR_ERR_MISMATCH: i32 = -5;
+pub const KVR_ERR_MISMATCH: i32 = -5;
 /// A descriptor is not inside its region.
-pub(crate) const KVR_ERR_NOT_REGISTERED: i32 = -6;
+pub const KVR_ERR_NOT_REGISTERED: i32 = -6;
 /// A fixed capacity is full, or a buffer is too small; the text names which.
-pub(crate) const KVR_ERR_CAPACITY: i32 = -7;
+pub const KVR_ERR_CAPACITY: i32 = -7;
 /// In use: posted twice, or memory that a transfer uses.
-pub(crate) const KVR_ERR_BUSY: i32 = -8;
+pub const KVR_ERR_BUSY: i32 = -8;
 /// Not offered by this driver.
-pub(crate) const KVR_ERR_UNSUPPORTED: i32 = -9;
+pub const KVR_ERR_UNSUPPORTED: i32 = -9;
 /// The pool limit (`max_bytes`, KVRAIL_MAX_BYTES) is reached.
-pub(crate) const KVR_ERR_NO_MEMORY: i32 = -10;
+pub const KVR_ERR_NO_MEMORY: i32 = -10;
 /// A metadata blob ends too early.
-pub(crate) const KVR_ERR_BLOB_TRUNCATED: i32 = -11;
+pub const KVR_ERR_BLOB_TRUNCATED: i32 = -11;
 /// A metadata blob that is not kvrail's.
-pub(crate) const KVR_ERR_BLOB_FOREIGN: i32 = -12;
+pub const KVR_ERR_BLOB_FOREIGN: i32 = -12;
 /// A metadata blob of another major version; the text has both.
-pub(crate) const KVR_ERR_BLOB_VERSION: i32 = -13;
+pub const KVR_ERR_BLOB_VERSION: i32 = -13;
 /// An unknown parameter or a bad value; the text lists what is known.
-pub(crate) const KVR_ERR_CONFIG: i32 = -14;
+pub const KVR_ERR_CONFIG: i32 = -14;
 /// The engine belongs to the process that made it, and this is a forked child.
-pub(crate) const KVR_ERR_FORKED: i32 = -15;
+pub const KVR_ERR_FORKED: i32 = -15;
 /// The kernel forbids it; the text names the setting.
-pub(crate) const KVR_ERR_PERMISSION: i32 = -16;
+pub const KVR_ERR_PERMISSION: i32 = -16;
 /// The transfer was checked before it was posted.
-pub(crate) const KVR_ERR_NOT_POSTED: i32 = -17;
+pub const KVR_ERR_NOT_POSTED: i32 = -17;
 
 /// The transfer ended (-30..-49): cancelled.
-pub(crate) const KVR_ERR_CANCELLED: i32 = -30;
+pub const KVR_ERR_CANCELLED: i32 = -30;
 /// The peer's memory was not accessible: withdrawn, out of range or unmapped.
-pub(crate) const KVR_ERR_REMOTE_ACCESS: i32 = -31;
+pub const KVR_ERR_REMOTE_ACCESS: i32 = -31;
 /// The local memory was not accessible.
-pub(crate) const KVR_ERR_LOCAL_ACCESS: i32 = -32;
+pub const KVR_ERR_LOCAL_ACCESS: i32 = -32;
 /// No progress for `stall_ms`.
-pub(crate) const KVR_ERR_STALLED: i32 = -33;
+pub const KVR_ERR_STALLED: i32 = -33;
 
 /// A rail failed (-50..-59): no usable rail to the peer.
-pub(crate) const KVR_ERR_NO_RAIL: i32 = -50;
+pub const KVR_ERR_NO_RAIL: i32 = -50;
 
 /// The peer is gone (-60..-79): it died, left, or was removed.
-pub(crate) const KVR_ERR_DISCONNECTED: i32 = -60;
+pub const KVR_ERR_DISCONNECTED: i32 = -60;
 /// The peer did not answer within the dial limit.
-pub(crate) const KVR_ERR_UNREACHABLE: i32 = -61;
+pub const KVR_ERR_UNREACHABLE: i32 = -61;
 /// The handshake was refused: secret, incarnation or version.
-pub(crate) const KVR_ERR_REFUSED: i32 = -62;
+pub const KVR_ERR_REFUSED: i32 = -62;
 
 /// The engine (-80..): a caught panic, which is a bug in kvrail. Destroy the engine; the text says
 /// where.
-pub(crate) const KVR_ERR_INTERNAL: i32 = -80;
+pub const KVR_ERR_INTERNAL: i32 = -80;
 /// A system call failed; the text has errno.
-pub(crate) const KVR_ERR_OS: i32 = -81;
+pub const KVR_ERR_OS: i32 = -81;
 
 /// Direction: from the peer into local memory (pull).
-pub(crate) const KVR_READ: u32 = 0;
+pub const KVR_READ: u32 = 0;
 /// Direction: from local memory into the peer (push).
-pub(crate) const KVR_WRITE: u32 = 1;
+pub const KVR_WRITE: u32 = 1;
 
 /// Memory of the host.
-pub(crate) const KVR_MEM_HOST: u32 = 0;
+pub const KVR_MEM_HOST: u32 = 0;
 /// Memory of a device. The `local` driver refuses it with KVR_ERR_UNSUPPORTED.
-pub(crate) const KVR_MEM_DEVICE: u32 = 1;
+pub const KVR_MEM_DEVICE: u32 = 1;
 
 /// Bit of kvr_config.flags: the engine's own thread makes progress. Without it kvr_progress(),
 /// kvr_transfer_check() and kvr_notifs() do, on the caller's thread.
-pub(crate) const KVR_CFG_PROGRESS_THREAD: u32 = 1;
+pub const KVR_CFG_PROGRESS_THREAD: u32 = 1;
 
 /// Bit of kvr_region_deregister(): cancel the transfers that use the region instead of
 /// KVR_ERR_BUSY.
-pub(crate) const KVR_DEREGISTER_CANCEL: u32 = 1;
+pub const KVR_DEREGISTER_CANCEL: u32 = 1;
 
 /// Longest message of a notification, in bytes.
-pub(crate) const KVR_MESSAGE_MAX: usize = 65536;
+pub const KVR_MESSAGE_MAX: usize = 65536;
 /// Bytes of kvr_config.name, the NUL included.
-pub(crate) const KVR_NAME_LEN: usize = 256;
+pub const KVR_NAME_LEN: usize = 256;
 /// Bytes of kvr_config.listen_ip and kvr_engine_info.listen, the NUL included.
-pub(crate) const KVR_LISTEN_LEN: usize = 64;
+pub const KVR_LISTEN_LEN: usize = 64;
 /// Bytes of a transport's name, the NUL included.
-pub(crate) const KVR_TRANSPORT_LEN: usize = 16;
+pub const KVR_TRANSPORT_LEN: usize = 16;
 /// Bytes of kvr_config.nics, the NUL included.
-pub(crate) const KVR_NICS_LEN: usize = 128;
+pub const KVR_NICS_LEN: usize = 128;
 /// Bytes of kvr_rail_info.name, the NUL included.
-pub(crate) const KVR_RAIL_NAME_LEN: usize = 32;
+pub const KVR_RAIL_NAME_LEN: usize = 32;
 
 /// Handle of a local region (kvr_region_register()) or a remote one (kvr_region_import()). Never 0.
 /// Carries a generation: once released it answers KVR_ERR_STALE, whatever took its place.
-pub(crate) type kvr_region = u64;
+pub type kvr_region = u64;
 /// Handle of a peer. Never 0.
-pub(crate) type kvr_peer = u64;
+pub type kvr_peer = u64;
 /// Handle of a descriptor table. Never 0.
-pub(crate) type kvr_table = u64;
+pub type kvr_table = u64;
 /// Handle of a prepared transfer. Never 0.
-pub(crate) type kvr_transfer = u64;
+pub type kvr_transfer = u64;
 
 /// One piece of registered memory. Laid out as nixlMetaDesc, so a NIXL list is passed as it is.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct kvr_desc {
+pub struct kvr_desc {
     /// First byte. For a remote region: in the peer's addresses.
     pub addr: u64,
     /// Bytes; 0 is refused.
@@ -136,7 +136,7 @@ pub(crate) struct kvr_desc {
 /// `count` descriptors of `len` bytes: the i-th at `base + i * stride`, all in one region.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct kvr_stride {
+pub struct kvr_stride {
     /// First byte of descriptor 0.
     pub base: u64,
     /// Bytes of each descriptor; 0 is refused.
@@ -154,13 +154,13 @@ pub(crate) struct kvr_stride {
 /// end only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
-pub(crate) struct kvr_config {
+pub struct kvr_config {
     /// sizeof(kvr_config) of the caller; kvr_config_init() sets it. Fields past it keep their
     /// defaults.
     pub struct_size: u32,
     /// KVR_CFG_ bits. Default: KVR_CFG_PROGRESS_THREAD.
     pub flags: u32,
-    /// Most peers at a time.
+    /// Most peers at a time; each needs 66,088 of `message_bytes`.
     pub max_peers: u32,
     /// Most local regions at a time.
     pub max_regions: u32,
@@ -178,7 +178,7 @@ pub(crate) struct kvr_config {
     pub inline_bytes: u32,
     /// Longest work request, in bytes.
     pub slice_bytes: u32,
-    /// Arena of notification blocks, in bytes.
+    /// Notification blocks, in bytes: so many for outgoing and so many for incoming ones.
     pub message_bytes: u32,
     /// Microseconds that the progress thread spins before it sleeps.
     pub spin_us: u32,
@@ -215,7 +215,7 @@ pub(crate) struct kvr_config {
 /// State and counters of a transfer. The caller sets `struct_size`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct kvr_transfer_info {
+pub struct kvr_transfer_info {
     /// sizeof(kvr_transfer_info) of the caller.
     pub struct_size: u32,
     /// What kvr_transfer_check() would say.
@@ -239,7 +239,7 @@ pub(crate) struct kvr_transfer_info {
 /// Counters of one rail since the engine was made. The caller sets `struct_size`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct kvr_rail_info {
+pub struct kvr_rail_info {
     /// sizeof(kvr_rail_info) of the caller.
     pub struct_size: u32,
     /// The rail's index.
@@ -261,7 +261,7 @@ pub(crate) struct kvr_rail_info {
 /// What an engine holds. The caller sets `struct_size`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct kvr_engine_info {
+pub struct kvr_engine_info {
     /// sizeof(kvr_engine_info) of the caller.
     pub struct_size: u32,
     /// Rails.
@@ -293,7 +293,7 @@ pub(crate) struct kvr_engine_info {
 /// Receives one notification: `name` is the sender's, `msg` its bytes; both are valid for the call
 /// only, and neither ends in NUL. Must not throw, unwind or longjmp, must not call kvr_notifs() or
 /// kvr_engine_destroy() for this engine.
-pub(crate) type kvr_notif_cb = Option<
+pub type kvr_notif_cb = Option<
     unsafe extern "C" fn(
         ctx: *mut c_void,
         name: *const c_char,
@@ -306,5 +306,5 @@ pub(crate) type kvr_notif_cb = Option<
 /// Receives one log line: `level` is 1 error, 2 warn, 3 info, 4 debug, 5 trace; `text` is valid for
 /// the call only and does not end in NUL. Called from any thread, several at a time. Must not
 /// throw, unwind or call the library.
-pub(crate) type kvr_log_cb =
+pub type kvr_log_cb =
     Option<unsafe extern "C" fn(ctx: *mut c_void, level: c_int, text: *const c_char, len: usize)>;

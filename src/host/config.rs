@@ -7,6 +7,7 @@ mod keys;
 mod value;
 
 use super::error::{shown, Error, Result};
+use crate::limits::Limits;
 use crate::status::Status;
 use keys::{Key, KEYS};
 use std::ffi::OsString;
@@ -14,7 +15,7 @@ use std::ffi::OsString;
 /// Parameters of an engine. The defaults serve a pair of agents on one host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// A thread that polls; without one, check, notifs and post poll.
+    /// A thread that polls; without one, check, notifs and progress poll, and calls that wait.
     pub progress_thread: bool,
     /// Most peers.
     pub max_peers: u32,
@@ -34,7 +35,7 @@ pub struct Config {
     pub inline_bytes: u32,
     /// Longest work request.
     pub slice_bytes: u32,
-    /// Arena of notification blocks.
+    /// Notification blocks of each direction, in bytes.
     pub message_bytes: u32,
     /// How long the progress thread spins before it sleeps.
     pub spin_us: u32,
@@ -171,7 +172,31 @@ impl Config {
             key.set(&mut self.clone(), &value)
                 .map_err(|allowed| bad(key.name, &value, &allowed))?;
         }
-        Ok(())
+        self.limits().check().map_err(|(name, value, low, high)| {
+            let text = if name == "message_bytes" {
+                format!(
+                    "parameter `message_bytes`: `{value}` is too little for `max_peers` {}, which \
+                     needs {low}: raise message_bytes (at most {high}), or lower max_peers",
+                    self.max_peers
+                )
+            } else {
+                // No value that passed its own range comes here.
+                format!("parameter `{name}`: {value} is not allowed; allowed: {low} to {high}")
+            };
+            Error::new(Status::Config, text)
+        })
+    }
+
+    /// The capacities of the engine that this makes, itself counted among its peers.
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            peers: self.max_peers.saturating_add(1),
+            regions: self.max_regions,
+            remote_regions: self.max_remote_regions,
+            transfers: self.max_transfers,
+            lanes: self.rails,
+            message_bytes: self.message_bytes,
+        }
     }
 
     /// Every parameter: its key, its default, and a line of help with unit and range.

@@ -32,7 +32,16 @@ pub(super) struct Conn {
     /// Slot and generation, once known.
     pub(super) peer: Option<(u32, u32)>,
     pub(super) offer: Option<RailOffer>,
+    /// Attached for the proof; detached with the connection unless the engine takes it over.
     pub(super) memory: Option<PeerMemory>,
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            memory.detach();
+        }
+    }
 }
 
 impl Conn {

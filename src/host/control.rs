@@ -237,7 +237,7 @@ impl Control {
                 }
                 Step::Proven { offer } => {
                     sys::allow_copies();
-                    prove(conn, RailOffer::decode(&offer)?)?;
+                    self.prove(conn, RailOffer::decode(&offer)?)?;
                 }
                 Step::Done { leftover } => return self.finish(conn, &leftover).map(|()| true),
             }
@@ -251,8 +251,7 @@ impl Control {
         let shared = &self.shared;
         let offer = RailOffer::decode(offer)?;
         let mut peers = shared.peers();
-        let clear = |i| shared.share.row_is_clear(i);
-        let index = peers.find_or_add(&shared.core, clear, name, who)?;
+        let index = peers.find_or_add(&shared.core, &shared.share, name, who)?;
         let entry = peers.entry(index);
         if entry.dialling && dial_wins(&shared.incarnation, &who) {
             return Err(Error::new(Status::Busy, "both sides dial, and this side's dial stays"));
@@ -282,7 +281,27 @@ impl Control {
         let bytes = conn.accept(&self.offer(index).encode())?;
         conn.queue(&bytes);
         conn.flush()?;
-        prove(conn, offer)
+        self.prove(conn, offer)
+    }
+
+    /// The other side proved the secret: this side proves the rail, by a read through the driver,
+    /// and says so. From then on the other side may count in its row.
+    fn prove(&self, conn: &mut Conn, offer: RailOffer) -> Result<()> {
+        conn.offer = Some(offer);
+        // Opened before the proof: the number is the peer's then, and was since it was offered.
+        let process = sys::pidfd(offer.local.pid).ok();
+        conn.memory = Some(PeerMemory::attach(&offer.local).map_err(attach_error)?);
+        let mut peers = self.shared.peers();
+        let known = |&(i, g): &(u32, u32)| self.shared.core.peer_state(i).generation == g;
+        let Some((index, _)) = conn.peer.filter(known) else {
+            return Err(Error::new(Status::Stale, "the peer was removed meanwhile"));
+        };
+        let title = peers.entry(index).title();
+        peers.rows.give(index, offer.local.pid, process, title);
+        drop(peers);
+        let ready = conn.ready()?;
+        conn.queue(&ready);
+        Ok(())
     }
 
     /// Both sides are ready: the rails and the message stream belong to the engine now.
@@ -298,25 +317,24 @@ impl Control {
         if shared.core.peer_state(index).link == Link::Up {
             return Err(Error::new(Status::Busy, "the peer is connected already"));
         }
+        // What may fail comes first: the connection still owns all, and is closed on an error.
+        let dup = |e| Error::new(Status::Os, format!("dup: {e}"));
+        let socket = conn.socket.try_clone().map_err(dup)?;
+        let stream = Stream::new(socket.as_raw_fd());
+        if !shared.core.with_net(|net| net.watch(&stream, Some(index))) {
+            return Err(sys::os_error("epoll_ctl"));
+        }
         let Some(memory) = conn.memory.take() else {
+            shared.core.with_net(|net| net.watch(&stream, None));
             return Err(Error::new(Status::Internal, "a handshake ended without memory"));
         };
         let entry = peers.entry(index);
-        let socket = conn.socket.try_clone().map_err(|e| {
-            memory.detach();
-            Error::new(Status::Os, format!("dup: {e}"))
-        })?;
-        let stream = Stream::new(socket.as_raw_fd());
-        entry.process = sys::pidfd(offer.local.pid).ok();
         entry.memory = Some(memory);
         entry.socket = Some(socket);
         entry.dialling = false;
         entry.wanted = false;
         entry.error = None;
         let (name, title) = (entry.name.clone(), entry.title());
-        if !shared.core.with_net(|net| net.watch(&stream, Some(index))) {
-            return Err(sys::os_error("epoll_ctl"));
-        }
         for lane in 0..shared.core.limits().lanes {
             shared.core.with_port(lane, |port, rails| {
                 port.connect(index, memory);
@@ -339,9 +357,6 @@ impl Control {
 
     fn failed(&self, mut conn: Conn, why: Error) {
         conn.refuse(&why);
-        if let Some(memory) = conn.memory.take() {
-            memory.detach();
-        }
         let mut peers = self.shared.peers();
         let current = conn.peer.filter(|(i, g)| self.shared.core.peer_state(*i).generation == *g);
         let Some((index, _)) = current else {
@@ -410,9 +425,6 @@ impl Control {
         let shared = self.shared.clone();
         for mut conn in self.conns.drain(..) {
             conn.refuse(&Error::new(Status::Disconnected, "the engine is being destroyed"));
-            if let Some(memory) = conn.memory.take() {
-                memory.detach();
-            }
         }
         let mut peers = shared.peers();
         let why = Error::new(Status::Disconnected, "the engine is being destroyed");
@@ -433,16 +445,6 @@ fn is_closed(fd: i32) -> bool {
     let mut file = [sys::interest(fd, libc::POLLRDHUP)];
     sys::wait(&mut file, 0);
     file[0].revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
-}
-
-/// The other side proved the secret: this side proves the rail, by a read through the driver, and
-/// says so.
-fn prove(conn: &mut Conn, offer: RailOffer) -> Result<()> {
-    conn.offer = Some(offer);
-    conn.memory = Some(PeerMemory::attach(&offer.local).map_err(attach_error)?);
-    let ready = conn.ready()?;
-    conn.queue(&ready);
-    Ok(())
 }
 
 /// The `local` driver needs both processes on one host, in one pid namespace, of one user.

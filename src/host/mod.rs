@@ -14,6 +14,7 @@ mod offer;
 mod peers;
 mod pool;
 mod prepare;
+mod rows;
 mod shared;
 mod stall;
 mod stats;

@@ -4,16 +4,16 @@
 
 use std::collections::HashMap;
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::time::Instant;
 
 use super::blob::ConnBlob;
 use super::error::{hex, shown, Error};
-use crate::engine::peer::{Link, PeerState, SELF};
-use crate::nic::local::PeerMemory;
-use crate::status::Status;
-
+use super::rows::Rows;
 use super::shared::Core;
+use crate::engine::peer::{Link, PeerState, SELF};
+use crate::nic::local::{PeerMemory, Share};
+use crate::status::Status;
 
 /// A peer's slot as the host knows it.
 #[derive(Default)]
@@ -24,8 +24,6 @@ pub(super) struct Entry {
     pub(super) blob: Option<ConnBlob>,
     pub(super) memory: Option<PeerMemory>,
     pub(super) socket: Option<TcpStream>,
-    /// Becomes readable when the peer's process has ended.
-    pub(super) process: Option<OwnedFd>,
     /// Our dials so far.
     pub(super) attempt: u64,
     /// A dial of ours is under way.
@@ -51,6 +49,7 @@ impl Entry {
 pub(super) struct Peers {
     pub(super) entries: Vec<Entry>,
     pub(super) by_name: HashMap<Vec<u8>, u32>,
+    pub(super) rows: Rows,
 }
 
 impl Peers {
@@ -59,7 +58,8 @@ impl Peers {
         let own = &mut entries[SELF as usize];
         own.name = name.to_vec();
         own.incarnation = incarnation;
-        Peers { entries, by_name: HashMap::from([(name.to_vec(), SELF)]) }
+        let by_name = HashMap::from([(name.to_vec(), SELF)]);
+        Peers { entries, by_name, rows: Rows::new(count) }
     }
 
     pub(super) fn entry(&mut self, index: u32) -> &mut Entry {
@@ -76,7 +76,7 @@ impl Peers {
     pub(super) fn find_or_add(
         &mut self,
         core: &Core,
-        share_is_clear: impl Fn(u32) -> bool,
+        share: &Share,
         name: &[u8],
         incarnation: [u8; 16],
     ) -> Result<u32, Error> {
@@ -90,12 +90,13 @@ impl Peers {
             }
             self.remove(core, index, &Error::new(Status::Disconnected, "it restarted"));
         }
-        let free = (1..self.entries.len() as u32)
-            .find(|&i| core.peer_state(i).link == Link::Free && share_is_clear(i));
-        let Some(index) = free else {
+        let rows = &mut self.rows;
+        let mut free =
+            (1..self.entries.len() as u32).filter(|&i| core.peer_state(i).link == Link::Free);
+        let Some(index) = free.find(|&i| rows.is_clear(share, i)) else {
             let text = format!(
-                "{} peers are in use, no more than {} are allowed: remove peers, or raise \
-                 max_peers",
+                "{} of at most {} peers are in use, and the rest belongs to processes that stopped \
+                 inside a copy: remove peers, or raise max_peers",
                 self.used(),
                 self.entries.len() - 1
             );

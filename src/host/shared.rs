@@ -2,7 +2,6 @@
 
 use core::num::NonZeroU32;
 use core::ptr::NonNull;
-use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -17,7 +16,6 @@ use crate::engine::arena::{Arena, BLOCK_ALIGN};
 use crate::engine::bell::Bell;
 use crate::engine::core::{Parts, Tuning};
 use crate::engine::peer::SELF;
-use crate::limits::Limits;
 use crate::nic::local::{AttachError, LocalPort, Share};
 use crate::nic::stream::Streams;
 use crate::status::Status;
@@ -32,8 +30,8 @@ const BLOCK_POOL: usize = 1 << 20;
 /// The memory that the core is carved out of.
 pub(super) struct Block {
     at: NonNull<u8>,
-    layout: Layout,
-    own: bool,
+    /// Bytes that are mapped here; 0: a caller's memory.
+    mapped: usize,
 }
 
 // SAFETY: I1: the block is only an address; the core that uses it is Sync by itself.
@@ -43,10 +41,10 @@ unsafe impl Sync for Block {}
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.own {
-            // SAFETY: I1: allocated in `Shared::new` with this layout; the core is dropped before
-            // (field order).
-            unsafe { dealloc(self.at.as_ptr(), self.layout) };
+        if self.mapped != 0 {
+            // SAFETY: I1: mapped by `own_block` with this length; the core is dropped before (field
+            // order).
+            unsafe { libc::munmap(self.at.as_ptr().cast(), self.mapped) };
         }
     }
 }
@@ -85,17 +83,6 @@ pub(super) struct Shared {
     _block: Block,
 }
 
-fn limits(c: &Config) -> Limits {
-    Limits {
-        peers: c.max_peers.saturating_add(1),
-        regions: c.max_regions,
-        remote_regions: c.max_remote_regions,
-        transfers: c.max_transfers,
-        lanes: c.rails,
-        message_bytes: c.message_bytes,
-    }
-}
-
 fn carve<'m>(
     arena: &mut Arena<'m>,
     c: &Config,
@@ -103,7 +90,7 @@ fn carve<'m>(
     net: Streams,
     (worker, host): (i32, i32),
 ) -> Option<crate::engine::core::Core<'m, LocalPort<'m>, Streams>> {
-    let limits = limits(c);
+    let limits = c.limits();
     let parts = Parts {
         limits,
         tuning: Tuning {
@@ -122,9 +109,6 @@ fn carve<'m>(
 /// Bytes of the fixed part.
 fn fixed_bytes(c: &Config) -> Result<usize> {
     c.check()?;
-    limits(c).check().map_err(|(name, value, low, high)| {
-        Error::new(Status::Config, format!("{name} is {value}; allowed are {low} to {high}"))
-    })?;
     let mut arena = Arena::measure();
     carve(&mut arena, c, b"", Streams::new(-1), (-1, -1));
     Ok(arena.used())
@@ -143,7 +127,8 @@ pub(super) fn attach_error(e: AttachError) -> Error {
             if !matches!(errno, libc::EPERM | libc::EACCES) {
                 return Error::new(Status::Os, format!("{call}: {os}"));
             }
-            let yama = match sys::ptrace_scope() {
+            // Yama looks at copies only, not at files of /proc.
+            let yama = match sys::ptrace_scope().filter(|_| call != "open") {
                 Some(n @ 2..) => format!(
                     "kernel.yama.ptrace_scope is {n}, which forbids it to all but administrators: \
                      set it to 1 or 0 (sysctl -w kernel.yama.ptrace_scope=1)"
@@ -271,15 +256,18 @@ impl Shared {
     }
 }
 
+/// Mapped, not allocated: an allocator clears what it hands out at this alignment, and then every
+/// page is resident. A page that is mapped costs nothing until it is touched.
 fn own_block(bytes: usize) -> Result<Block> {
-    let layout = Layout::from_size_align(bytes, BLOCK_ALIGN)
-        .map_err(|e| Error::new(Status::NoMemory, format!("{bytes} bytes of fixed memory: {e}")))?;
-    // SAFETY: I1: the size is not 0. Zeroed pages cost nothing until they are touched.
-    let at = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| {
-        let text = format!("{bytes} bytes of fixed memory are not to be had: lower the capacities");
+    let (rw, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: I8: a fresh mapping at an address that the kernel chooses.
+    let at = unsafe { libc::mmap(core::ptr::null_mut(), bytes, rw, kind, -1, 0) };
+    let at = NonNull::new(at.cast()).filter(|_| at != libc::MAP_FAILED).ok_or_else(|| {
+        let os = std::io::Error::last_os_error();
+        let text = format!("{bytes} bytes of fixed memory ({os}): lower the capacities (max_*)");
         Error::new(Status::NoMemory, text)
     })?;
-    Ok(Block { at, layout, own: true })
+    Ok(Block { at, mapped: bytes })
 }
 
 /// # Safety
@@ -295,12 +283,11 @@ unsafe fn parts_of(
         let text = format!("the block has {len} bytes and needs {need}: ask kvr_engine_size()");
         return Err(Error::new(Status::Capacity, text));
     }
-    let layout = Layout::new::<u8>();
     // SAFETY: I1: inside the caller's block, by the check above.
     let (block, rest) = unsafe { (at.add(skip), at.add(skip + fixed)) };
     let ahead = rest.as_ptr().align_offset(BLOCK_ALIGN);
     let room = len - skip - fixed - ahead;
     // SAFETY: I1: the rest of the caller's block, which nobody else uses.
     let pool = unsafe { Pool::block(rest.add(ahead), room, limit) };
-    Ok((Block { at: block, layout, own: false }, pool))
+    Ok((Block { at: block, mapped: 0 }, pool))
 }

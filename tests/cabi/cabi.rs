@@ -6,7 +6,12 @@
     missing_docs,
     reason = "tests fail by panicking, and nobody reads their docs"
 )]
-#![allow(non_camel_case_types, dead_code, reason = "the ABI's C names, of which a part is used")]
+#![allow(
+    non_camel_case_types,
+    dead_code,
+    unreachable_pub,
+    reason = "the ABI's C names, public for the header, of which a part is used"
+)]
 
 #[path = "../../ffi/src/types.rs"]
 mod types;

@@ -2,6 +2,7 @@
 
 use super::value::{decimal, flag, number, pointer, ports, Unit};
 use super::Config;
+use crate::limits::{MAX_LANES, MAX_MESSAGE_BYTES, MIN_MESSAGE_BYTES};
 use core::net::Ipv4Addr;
 use core::ops::RangeInclusive;
 
@@ -65,6 +66,17 @@ impl Key {
         Ok(())
     }
 
+    /// The ends of a number's range.
+    #[cfg(test)]
+    pub(super) fn ends(&self) -> Option<(u64, u64)> {
+        match &self.slot {
+            Slot::Number(_, _, range) | Slot::Large(_, _, range) => {
+                Some((*range.start(), *range.end()))
+            }
+            _ => None,
+        }
+    }
+
     /// The range as its help must state it.
     #[cfg(test)]
     pub(super) fn stated_range(&self) -> Option<String> {
@@ -75,8 +87,13 @@ impl Key {
     }
 }
 
-/// Most slots of one kind: an index of a handle has 24 bits.
-const SLOTS: RangeInclusive<u64> = 1..=crate::handle::MAX_INDEX as u64;
+/// Most tables: an index of a handle has 24 bits. The other capacities end where `Limits` says.
+const TABLES: RangeInclusive<u64> = 1..=crate::handle::MAX_INDEX as u64;
+/// Regions registered here, and transfers.
+const MILLION: RangeInclusive<u64> = 1..=1 << 20;
+/// Each peer has a window of message memory, so the largest `message_bytes` says how many there can
+/// be.
+const PEERS: RangeInclusive<u64> = 1..=16_237;
 /// Ten minutes: a longer wait is a hang.
 const WAIT: RangeInclusive<u64> = 1..=600_000;
 
@@ -114,10 +131,16 @@ pub(super) const KEYS: &[Key] = &[
     },
     Key {
         name: "progress_thread",
-        help: "0 or 1: a thread polls; without it check, notifs and post do",
+        help: "0 or 1: a thread polls; without it check, notifs and progress do",
         slot: Slot::Flag(|c| &mut c.progress_thread),
     },
-    number_key("rails", "rails of the local driver, 1..=16", |c| &mut c.rails, Unit::Count, 1..=16),
+    number_key(
+        "rails",
+        "rails of the local driver, 1..=16; each takes fixed memory",
+        |c| &mut c.rails,
+        Unit::Count,
+        1..=MAX_LANES as u64,
+    ),
     Key {
         name: "stripe_width",
         help: "1: one rail a transfer, the others are its failover; 0: every shared rail",
@@ -139,10 +162,10 @@ pub(super) const KEYS: &[Key] = &[
     ),
     number_key(
         "message_bytes",
-        "arena of notifications, 256K..=1G bytes, taken when the engine is made",
+        "notifications on their way, 2M..=1G bytes out and as many in; a peer needs 66088 of them",
         |c| &mut c.message_bytes,
         Unit::Bytes,
-        256 << 10..=1 << 30,
+        MIN_MESSAGE_BYTES as u64..=MAX_MESSAGE_BYTES as u64,
     ),
     Key {
         name: "max_bytes",
@@ -151,38 +174,38 @@ pub(super) const KEYS: &[Key] = &[
     },
     number_key(
         "max_peers",
-        "most peers, 1..=65536; each takes fixed memory",
+        "most peers, 1..=16237; each takes fixed memory and 66088 of message_bytes",
         |c| &mut c.max_peers,
         Unit::Count,
-        1..=65_536,
+        PEERS,
     ),
     number_key(
         "max_regions",
-        "most regions registered here, 1..=16777215; each takes fixed memory",
+        "most regions registered here, 1..=1048576; each takes fixed memory",
         |c| &mut c.max_regions,
         Unit::Count,
-        SLOTS,
+        MILLION,
     ),
     number_key(
         "max_remote_regions",
-        "most regions imported from peers, 1..=16777215; each takes fixed memory",
+        "most regions imported from peers, 1..=4194304; each takes fixed memory",
         |c| &mut c.max_remote_regions,
         Unit::Count,
-        SLOTS,
+        1..=1 << 22,
     ),
     number_key(
         "max_tables",
-        "most descriptor tables, 1..=16777215; each takes fixed memory",
+        "most descriptor tables, 1..=16777215; their memory comes from the pool (max_bytes)",
         |c| &mut c.max_tables,
         Unit::Count,
-        SLOTS,
+        TABLES,
     ),
     number_key(
         "max_transfers",
-        "most prepared transfers, 1..=16777215; each takes fixed memory",
+        "most prepared transfers, 1..=1048576; each takes fixed memory",
         |c| &mut c.max_transfers,
         Unit::Count,
-        SLOTS,
+        MILLION,
     ),
     number_key(
         "spin_us",

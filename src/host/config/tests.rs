@@ -209,6 +209,55 @@ fn check_finds_a_bad_field_that_was_set_directly() {
 }
 
 #[test]
+fn ranges_of_capacities_are_those_that_an_engine_takes() {
+    let capacities = [
+        "max_peers",
+        "max_regions",
+        "max_remote_regions",
+        "max_transfers",
+        "rails",
+        "message_bytes",
+    ];
+    for name in capacities {
+        let key = KEYS.iter().find(|k| k.name == name).unwrap();
+        let (low, high) = key.ends().unwrap();
+        let limits = |value: u64| {
+            // Nothing else is in the way: one peer, or all the message memory there can be.
+            let mut c = Config { max_peers: 1, message_bytes: 1 << 30, ..Config::default() };
+            match name {
+                "max_peers" => c.max_peers = value as u32,
+                "max_regions" => c.max_regions = value as u32,
+                "max_remote_regions" => c.max_remote_regions = value as u32,
+                "max_transfers" => c.max_transfers = value as u32,
+                "rails" => c.rails = value as u32,
+                _ => c.message_bytes = value as u32,
+            }
+            c.limits().check()
+        };
+        assert_eq!((limits(low), limits(high)), (Ok(()), Ok(())), "{name}");
+        let outside = (limits(low - 1), limits(high + 1));
+        assert!(outside.0.is_err() && outside.1.is_err(), "{name}: more is allowed: {outside:?}");
+    }
+}
+
+#[test]
+fn message_bytes_must_do_for_max_peers_and_the_error_names_both() {
+    let mut c = Config { message_bytes: 2 << 20, ..Config::default() };
+    let e = c.check().unwrap_err();
+    assert_eq!(e.status, Status::Config);
+    for part in ["`message_bytes`: `2097152`", "`max_peers` 256", "raise message_bytes", "lower"] {
+        assert!(e.message.contains(part), "{part} is not in: {e}");
+    }
+    let words: Vec<&str> = e.message.split("needs ").collect();
+    c.message_bytes = words[1].split(':').next().unwrap().parse().unwrap();
+    c.check().unwrap();
+    c.message_bytes -= 1;
+    c.check().unwrap_err();
+    (c.max_peers, c.message_bytes) = (8, 2 << 20);
+    c.check().unwrap();
+}
+
+#[test]
 fn the_environment_sets_parameters_and_leaves_others_alone() {
     let mut c = Config::default();
     let warnings = c
@@ -268,7 +317,8 @@ proptest! {
     fn any_text_is_taken_or_refused_whole(which in 0..KEYS.len(), text in ".{0,40}") {
         let mut c = Config::default();
         match c.set(KEYS[which].name, &text) {
-            Ok(()) => prop_assert!(c.check().is_ok()),
+            // Two values that are fine each may not go together, which the text says.
+            Ok(()) => prop_assert!(c.check().map_or_else(|e| e.message.contains("or lower"), |()| true)),
             Err(e) => {
                 prop_assert_eq!(e.status, Status::Config);
                 prop_assert_eq!(c, Config::default());

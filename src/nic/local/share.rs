@@ -1,8 +1,9 @@
 //! The memory that a target shares with its initiators: is it alive, which regions are open, who is
 //! inside one.
 //!
-//! One memfd per engine, mapped by every connected initiator (opened through `/proc/PID/fd`, which
-//! needs the same permission as the copies themselves). Layout: a header page, one `u32` per region
+//! One memfd per engine, mapped by every connected initiator (opened through `/proc/PID/fd`, for
+//! which the kernel asks PTRACE_MODE_READ; the copies need PTRACE_MODE_ATTACH, which is more, so
+//! that attaching ends with a copy as its proof). Layout: a header page, one `u32` per region
 //! (`generation << 1 | open`), and for every peer slot a row of in-use counters, one `u32` per
 //! region.
 //!
@@ -19,6 +20,11 @@ const PAGE: usize = 4096;
 const FUTEX_OWNER_DIED: u32 = 0x4000_0000;
 /// Offset of the scratch bytes in the guard page, behind the cookie.
 const SCRATCH: u64 = 64;
+/// What of the guard page's address is random: 34 bits, in the lower half of a 47-bit address space.
+const GUARD_MASK: u64 = 0x3fff_ffff_f000;
+const _: () = assert!(GUARD_MASK.count_ones() == 34);
+/// Below this an address is not taken: old programs map there.
+const GUARD_LOWEST: u64 = 1 << 32;
 
 /// What an initiator needs to attach to a target's memory. Travels in the handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -134,12 +140,45 @@ impl Map {
     }
 }
 
+/// A file of ours.
+#[derive(Debug)]
+struct File(i32);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: I8: our own file, closed once.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+/// The target's own mapping.
+#[derive(Debug)]
+struct Mapping(Map);
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: I5: the engine drops its ports and threads before its share.
+        unsafe { self.0.unmap() };
+    }
+}
+
+/// A page at a random address, with the cookie in it, that children do not inherit.
+#[derive(Debug)]
+struct GuardPage(u64);
+
+impl Drop for GuardPage {
+    fn drop(&mut self) {
+        // SAFETY: I8: mapped by `GuardPage::new`, ours alone.
+        unsafe { libc::munmap(self.0 as *mut libc::c_void, PAGE) };
+    }
+}
+
 /// The target's side. Owns the file, the mapping and the guard page.
 #[derive(Debug)]
 pub struct Share {
-    map: Map,
-    fd: i32,
-    guard: u64,
+    map: Mapping,
+    guard: GuardPage,
+    file: File,
     cookie: [u8; 16],
 }
 
@@ -163,14 +202,15 @@ impl Share {
         if fd < 0 {
             return Err(AttachError::Os("memfd_create", errno()));
         }
+        let file = File(fd);
         let len = Map::bytes(peers, regions);
         // SAFETY: I8: the file made above.
         if unsafe { libc::ftruncate(fd, len as libc::off_t) } != 0 {
             return Err(AttachError::Os("ftruncate", errno()));
         }
-        let map = Map::new(fd, peers, regions)?;
-        let guard = guard_page(&cookie, &mut random)?;
-        let h = map.header();
+        let map = Mapping(Map::new(fd, peers, regions)?);
+        let guard = GuardPage::new(&cookie, &mut random)?;
+        let h = map.0.header();
         // SAFETY: I5: the mapping is ours alone yet, zeroed and large enough.
         unsafe {
             (&raw mut (*h).peers).write(peers);
@@ -178,13 +218,13 @@ impl Share {
             (&raw mut (*h).cookie).write(cookie);
             (&raw mut (*h).magic).write(MAGIC);
         }
-        Ok(Share { map, fd, guard, cookie })
+        Ok(Share { map, guard, file, cookie })
     }
 
     /// Binds the life word to the calling thread: when it ends, however it ends, peers see this
     /// engine as dead. The thread must use no robust mutex.
     pub fn live_with_this_thread(&self) {
-        let h = self.map.header();
+        let h = self.map.0.header();
         // SAFETY: I5: the mapping outlives the thread (the engine joins it first); fields of the
         // header's `robust` are used by this thread and the kernel only.
         unsafe {
@@ -196,7 +236,7 @@ impl Share {
             (&raw mut (*head).futex_offset).write(offset as libc::c_long);
             (&raw mut (*head).pending).write(core::ptr::null_mut());
             let tid = libc::syscall(libc::SYS_gettid) as u32;
-            self.map.life().store(tid, Ordering::SeqCst);
+            self.map.0.life().store(tid, Ordering::SeqCst);
             // Three words: the size of the kernel's own structure, without our entry.
             libc::syscall(libc::SYS_set_robust_list, head, 3 * core::mem::size_of::<usize>());
         }
@@ -204,37 +244,37 @@ impl Share {
 
     /// Says that this engine is gone.
     pub fn die(&self) {
-        self.map.life().store(0, Ordering::SeqCst);
+        self.map.0.life().store(0, Ordering::SeqCst);
     }
 
     /// What the peer in `row` needs to attach.
     pub fn offer(&self, row: u32) -> Offer {
         Offer {
             pid: own_pid(),
-            fd: self.fd as u32,
-            guard: self.guard,
+            fd: self.file.0 as u32,
+            guard: self.guard.0,
             cookie: self.cookie,
-            peers: self.map.peers,
-            regions: self.map.regions,
+            peers: self.map.0.peers,
+            regions: self.map.0.regions,
             row,
         }
     }
 
     /// The engine's own memory as a peer's: for transfers to itself. Counts in `row`.
     pub fn own_memory(&self, row: u32) -> PeerMemory {
-        PeerMemory { map: self.map, pid: own_pid() as libc::pid_t, guard: self.guard, row }
+        PeerMemory { map: self.map.0, pid: own_pid() as libc::pid_t, guard: self.guard.0, row }
     }
 
     /// Opens region `slot` for peers.
     pub fn open(&self, slot: u32, generation: u32) {
-        if let Some(word) = self.map.region(slot) {
+        if let Some(word) = self.map.0.region(slot) {
             word.store((generation << 1) | 1, Ordering::SeqCst);
         }
     }
 
     /// Withdraws region `slot`: nobody enters it after this returns.
     pub fn withdraw(&self, slot: u32) {
-        if let Some(word) = self.map.region(slot) {
+        if let Some(word) = self.map.0.region(slot) {
             word.fetch_and(!1, Ordering::SeqCst);
         }
         fence(Ordering::SeqCst);
@@ -242,18 +282,18 @@ impl Share {
 
     /// True while the peer in `row` is inside region `slot`.
     pub fn is_inside(&self, row: u32, slot: u32) -> bool {
-        self.map.counter(row, slot).is_some_and(|c| c.load(Ordering::SeqCst) != 0)
+        self.map.0.counter(row, slot).is_some_and(|c| c.load(Ordering::SeqCst) != 0)
     }
 
     /// True when the peer in `row` is inside no region.
     pub fn row_is_clear(&self, row: u32) -> bool {
-        (0..self.map.regions).all(|slot| !self.is_inside(row, slot))
+        (0..self.map.0.regions).all(|slot| !self.is_inside(row, slot))
     }
 
     /// Forgets the counts of a peer whose process has ended.
     pub fn clear_row(&self, row: u32) {
-        for slot in 0..self.map.regions {
-            if let Some(c) = self.map.counter(row, slot) {
+        for slot in 0..self.map.0.regions {
+            if let Some(c) = self.map.0.counter(row, slot) {
                 if c.load(Ordering::Relaxed) != 0 {
                     c.store(0, Ordering::SeqCst);
                 }
@@ -265,42 +305,39 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.die();
-        // SAFETY: I5: the engine drops its ports and threads before its share.
-        unsafe { self.map.unmap() };
-        // SAFETY: I8: made by `guard_page`, ours alone.
-        unsafe { libc::munmap(self.guard as *mut libc::c_void, PAGE) };
-        // SAFETY: I8: our own file.
-        unsafe { libc::close(self.fd) };
     }
 }
 
-/// A page at a random address (35 random bits), with the cookie in it, that children do not
-/// inherit.
-fn guard_page(cookie: &[u8; 16], random: &mut impl FnMut() -> u64) -> Result<u64, AttachError> {
-    let (rw, kind) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
-    );
-    let mut last = 0;
-    for _ in 0..64 {
-        // Somewhere in the lower half of a 47-bit address space, above the first 4 GiB.
-        let hint = (random() & 0x3fff_ffff_f000) | 0x1_0000_0000;
-        // SAFETY: I8: NOREPLACE never replaces a mapping.
-        let at = unsafe { libc::mmap(hint as *mut libc::c_void, PAGE, rw, kind, -1, 0) };
-        if at == libc::MAP_FAILED {
-            last = errno();
-            continue;
+impl GuardPage {
+    fn new(cookie: &[u8; 16], random: &mut impl FnMut() -> u64) -> Result<GuardPage, AttachError> {
+        let (rw, kind) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
+        );
+        let mut last = libc::EEXIST;
+        for _ in 0..64 {
+            let hint = random() & GUARD_MASK;
+            if hint < GUARD_LOWEST {
+                continue;
+            }
+            // SAFETY: I8: NOREPLACE never replaces a mapping.
+            let at = unsafe { libc::mmap(hint as *mut libc::c_void, PAGE, rw, kind, -1, 0) };
+            if at == libc::MAP_FAILED {
+                last = errno();
+                continue;
+            }
+            let page = GuardPage(at as u64);
+            // SAFETY: I8: the page mapped above. A child that inherited it would pass for us, so
+            // this must not fail.
+            if unsafe { libc::madvise(at, PAGE, libc::MADV_DONTFORK) } != 0 {
+                return Err(AttachError::Os("madvise", errno()));
+            }
+            // SAFETY: I8: a fresh writable page.
+            unsafe { core::ptr::copy_nonoverlapping(cookie.as_ptr(), at.cast(), cookie.len()) };
+            return Ok(page);
         }
-        // SAFETY: I8: the page mapped above. A child that inherited it would pass for us, so this
-        // must not fail.
-        if unsafe { libc::madvise(at, PAGE, libc::MADV_DONTFORK) } != 0 {
-            return Err(AttachError::Os("madvise", errno()));
-        }
-        // SAFETY: I8: a fresh writable page.
-        unsafe { core::ptr::copy_nonoverlapping(cookie.as_ptr(), at.cast(), cookie.len()) };
-        return Ok(at as u64);
+        Err(AttachError::Os("mmap", last))
     }
-    Err(AttachError::Os("mmap", last))
 }
 
 fn own_pid() -> u32 {
@@ -338,11 +375,10 @@ impl PeerMemory {
         if fd < 0 {
             return Err(AttachError::Os("open", errno()));
         }
-        let mapped = PeerMemory::map(fd, offer);
-        // SAFETY: I8: opened above; the mapping does not need it.
-        unsafe { libc::close(fd) };
+        // Closed at the end: the mapping does not need it.
+        let file = File(fd);
         let memory = PeerMemory {
-            map: mapped?,
+            map: PeerMemory::map(file.0, offer)?,
             pid: offer.pid as libc::pid_t,
             guard: offer.guard,
             row: offer.row,

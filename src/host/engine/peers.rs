@@ -1,0 +1,140 @@
+//! Peers: made known, dialled, waited for, removed.
+
+use std::time::{Duration, Instant};
+
+use super::{bad_handle, Engine};
+use crate::engine::peer::{Link, PeerState, SELF};
+use crate::handle::Handle;
+use crate::host::blob::ConnBlob;
+use crate::host::control;
+use crate::host::error::{shown, Error, Result};
+use crate::status::Status;
+
+impl Engine {
+    /// Makes a peer known by its blob and starts to dial it in the background. The same blob again
+    /// gives the same peer; a blob of another incarnation under the same name replaces it: it
+    /// restarted.
+    pub fn peer_add(&self, blob: &[u8], expected_name: Option<&[u8]>) -> Result<Handle> {
+        let shared = self.here()?;
+        let blob = ConnBlob::decode(blob)?;
+        if let Some(expected) = expected_name.filter(|n| *n != blob.name) {
+            let text = format!(
+                "the blob is of {}, not of {}: was it fetched from the right agent?",
+                shown(&blob.name, 64),
+                shown(expected, 64)
+            );
+            return Err(Error::new(Status::Mismatch, text));
+        }
+        if blob.incarnation == shared.incarnation {
+            return Ok(self.peer_self());
+        }
+        control::same_place(shared, &shown(&blob.name, 64), &blob)?;
+        let mut peers = shared.peers();
+        let (core, share) = (&shared.core, &shared.share);
+        let index = peers.find_or_add(core, share, &blob.name, blob.incarnation)?;
+        let s = shared.core.peer_state(index);
+        let entry = peers.entry(index);
+        entry.blob = Some(blob);
+        if s.link != Link::Up {
+            entry.wanted = true;
+            entry.dialled = None;
+            shared.core.set_peer(index, PeerState { link: Link::Down, ..s });
+            shared.nudge();
+        }
+        Ok(shared.core.peer_handle(index))
+    }
+
+    /// This engine as a peer: for transfers within it.
+    pub fn peer_self(&self) -> Handle {
+        self.shared.core.self_peer()
+    }
+
+    /// The peer of a name.
+    pub fn peer_find(&self, name: &[u8]) -> Result<Handle> {
+        let shared = self.here()?;
+        let found = shared.peers().by_name.get(name).copied();
+        found.map(|i| shared.core.peer_handle(i)).ok_or_else(|| {
+            let text = format!("no peer is called {}: load its metadata first", shown(name, 64));
+            Error::new(Status::NotFound, text)
+        })
+    }
+
+    pub(super) fn peer(&self, raw: u64) -> Result<(u32, PeerState)> {
+        self.here()?.core.peer(raw).map_err(|s| bad_handle("peer", raw, s))
+    }
+
+    /// Why a peer is of no use, in words.
+    pub(super) fn peer_error(&self, index: u32, state: PeerState) -> Error {
+        let known = self.shared.peers().entry(index).error.clone();
+        known.unwrap_or_else(|| Error::new(state.status, "the peer is gone"))
+    }
+
+    /// How things stand with a peer: connected, or being dialled, or an error that says why not.
+    pub fn peer_state(&self, peer: u64) -> Result<Status> {
+        let (index, s) = self.peer(peer)?;
+        match s.link {
+            Link::Up => Ok(Status::Ok),
+            Link::Down => Ok(Status::InProgress),
+            _ => Err(self.peer_error(index, s)),
+        }
+    }
+
+    /// Waits until a peer is connected or failed, at most `timeout`. Dials again if it was given
+    /// up.
+    pub fn peer_connect(&self, peer: u64, timeout: Duration) -> Result<()> {
+        let (index, s) = self.peer(peer)?;
+        let shared = self.here()?;
+        if s.link == Link::Dead {
+            self.redial(index);
+        }
+        let until = Instant::now() + timeout;
+        let mut peers = shared.peers();
+        loop {
+            match shared.core.peer(peer).map_err(|s| bad_handle("peer", peer, s))?.1 {
+                s if s.link == Link::Up => return Ok(()),
+                s if s.link == Link::Dead => {
+                    drop(peers);
+                    return Err(self.peer_error(index, s));
+                }
+                _ => {}
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let title = peers.entry(index).title();
+                let text = format!("{title}: not connected within {} ms", timeout.as_millis());
+                return Err(Error::new(Status::Unreachable, text));
+            }
+            peers = match shared.changed.wait_timeout(peers, left) {
+                Ok((guard, _)) => guard,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+    }
+
+    /// A peer that was given up is dialled once more, if it can be.
+    pub(super) fn redial(&self, index: u32) {
+        let mut peers = self.shared.peers();
+        let s = self.shared.core.peer_state(index);
+        let entry = peers.entry(index);
+        if s.link == Link::Dead && entry.blob.is_some() {
+            entry.wanted = true;
+            self.shared.core.set_peer(index, PeerState { link: Link::Down, ..s });
+            self.shared.nudge();
+        }
+    }
+
+    /// Ends and forgets a peer: its transfers end with `Disconnected`, its handle and its regions'
+    /// are stale. When this returns nothing moves between it and us. Waits for at most one
+    /// batch of each rail.
+    pub fn peer_remove(&self, peer: u64) -> Result<()> {
+        let (index, _) = self.peer(peer)?;
+        if index == SELF {
+            return Err(Error::new(Status::Invalid, "an engine cannot remove itself: destroy it"));
+        }
+        let mut peers = self.shared.peers();
+        self.shared.core.peer(peer).map_err(|s| bad_handle("peer", peer, s))?;
+        let why = Error::new(Status::Disconnected, "the peer was removed here");
+        peers.remove(&self.shared.core, index, &why);
+        Ok(())
+    }
+}

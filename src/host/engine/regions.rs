@@ -1,0 +1,216 @@
+//! Regions: memory registered here and taken back, and memory of peers.
+
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{bad_handle, wait_until, Engine, Limbo};
+use crate::engine::peer::SELF;
+use crate::engine::region::View;
+use crate::engine::slot::RegionRef;
+use crate::handle::{Handle, Kind};
+use crate::host::blob::RegionBlob;
+use crate::host::error::{hex, Error, Result};
+use crate::host::log;
+use crate::status::Status;
+
+impl Engine {
+    /// Registers memory on every rail. `mem` 0 is host memory; device memory needs RDMA rails.
+    pub fn register(&self, addr: u64, len: u64, mem: u32) -> Result<Handle> {
+        let shared = self.here()?;
+        if len == 0 || addr == 0 || addr.checked_add(len - 1).is_none() {
+            let text = format!(
+                "region of {len} bytes at {addr:#x}: it must have at least 1 byte, not begin at 0 \
+                 and not run past the largest address"
+            );
+            return Err(Error::new(Status::Invalid, text));
+        }
+        if mem != 0 {
+            let text = format!(
+                "memory kind {mem}: transport local moves host memory (0) only; device memory \
+                 needs RDMA rails, which this build does not have yet"
+            );
+            return Err(Error::new(Status::Unsupported, text));
+        }
+        let handle = shared.core.local.open(addr, len, SELF, (0, 0)).ok_or_else(|| {
+            let max = shared.core.local.capacity();
+            let text = format!("all {max} regions are registered: raise max_regions");
+            Error::new(Status::Capacity, text)
+        })?;
+        shared.share.open(handle.index(), handle.generation());
+        Ok(handle)
+    }
+
+    fn local_region(&self, raw: u64) -> Result<View> {
+        self.here()?.core.local.view(raw).map_err(|s| bad_handle("region", raw, s))
+    }
+
+    /// Takes memory back. With `cancel` the transfers that use it end with `Cancelled`; without,
+    /// the call is refused while one is in flight. Peers that read or write it lose those
+    /// transfers. `Ok`: nobody touches it any more. After a `Busy` that came too late for that, the
+    /// region is of no use but to this call, which waits again.
+    pub fn deregister(&self, region: u64, cancel: bool) -> Result<()> {
+        let shared = self.here()?;
+        let handle = Handle::parse(region, Kind::LocalRegion)
+            .ok_or_else(|| bad_handle("region", region, Status::Invalid))?;
+        let mut limbo = self.limbo();
+        let view = match limbo.get(&region) {
+            Some(&view) => view,
+            None => {
+                let view = self.withdraw(handle, cancel)?;
+                limbo.insert(region, view);
+                view
+            }
+        };
+        drop(limbo);
+        let named = RegionRef { slot: view.slot, generation: view.generation, remote: false };
+        let limit = Duration::from_millis(u64::from(shared.config.deregister_timeout_ms));
+        let mut inside = None;
+        let drained = self.drain(region, limit, || {
+            let quiet = shared.core.quiesce(named).is_ok();
+            inside = self.peer_inside(view.slot);
+            quiet && inside.is_none()
+        });
+        if drained {
+            if let Some(view) = self.limbo().remove(&region) {
+                shared.core.local.free(view);
+            }
+            return Ok(());
+        }
+        let who = inside.unwrap_or_else(|| "a transfer of this engine".into());
+        let text = format!(
+            "region {region:#x}: {who} was still inside after {} ms (deregister_timeout_ms); it is \
+             withdrawn, but do not reuse its memory before that process goes on or ends and \
+             deregistering it again succeeds",
+            limit.as_millis()
+        );
+        log::warn(&text);
+        Err(Error::new(Status::Busy, text))
+    }
+
+    /// Closes a region of this engine: nobody begins to use it from here on.
+    fn withdraw(&self, handle: Handle, cancel: bool) -> Result<View> {
+        let (shared, region) = (&self.shared, handle.raw());
+        let view = self.local_region(region)?;
+        let named = RegionRef { slot: view.slot, generation: view.generation, remote: false };
+        if let Some(user) = shared.core.first_user(named).filter(|_| !cancel) {
+            let text = format!(
+                "region {region:#x} is used by transfer {:#x} in flight: wait for it or cancel it",
+                user.raw()
+            );
+            return Err(Error::new(Status::Busy, text));
+        }
+        shared.core.local.close(handle).map_err(|s| bad_handle("region", region, s))?;
+        shared.share.withdraw(view.slot);
+        Ok(view)
+    }
+
+    fn limbo(&self) -> MutexGuard<'_, Limbo> {
+        self.limbo.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Polls until `quiet`, at most `limit`. A region that another call took out of limbo meanwhile
+    /// has drained.
+    fn drain(&self, region: u64, limit: Duration, mut quiet: impl FnMut() -> bool) -> bool {
+        wait_until(limit, || {
+            let drained = quiet() || !self.limbo().contains_key(&region);
+            if !drained {
+                self.shared.core.poll();
+            }
+            drained
+        })
+    }
+
+    /// A living peer that is inside region `slot`. Counts of dead processes are cleared.
+    fn peer_inside(&self, slot: u32) -> Option<String> {
+        let shared = &self.shared;
+        let rows = 1..shared.core.limits().peers;
+        let inside: Vec<u32> = rows.filter(|&r| shared.share.is_inside(r, slot)).collect();
+        let mut peers = if inside.is_empty() { return None } else { shared.peers() };
+        inside.into_iter().find_map(|row| peers.rows.inside(&shared.share, row, slot))
+    }
+
+    /// The blob by which peers import a region.
+    pub fn region_metadata(&self, region: u64) -> Result<Vec<u8>> {
+        let view = self.local_region(region)?;
+        RegionBlob {
+            incarnation: self.shared.incarnation,
+            slot: view.slot,
+            generation: view.generation,
+            base: view.base,
+            len: view.len,
+            mem: 0,
+        }
+        .encode()
+    }
+
+    /// Makes a peer's region usable in descriptors.
+    pub fn region_import(&self, peer: u64, blob: &[u8]) -> Result<Handle> {
+        let (index, _) = self.peer(peer)?;
+        let blob = RegionBlob::decode(blob)?;
+        if blob.mem != 0 {
+            let text = format!(
+                "the region is of memory kind {}; transport local reaches host memory (0) only",
+                blob.mem
+            );
+            return Err(Error::new(Status::Unsupported, text));
+        }
+        let peers = self.shared.peers();
+        let entry = &peers.entries[index as usize];
+        if entry.incarnation != blob.incarnation {
+            let text = format!(
+                "the region is of incarnation {}, {} is another: load fresh metadata of the peer",
+                &hex(&blob.incarnation)[..8],
+                entry.title()
+            );
+            return Err(Error::new(Status::Stale, text));
+        }
+        self.open_remote(index, (blob.base, blob.len), (blob.slot, blob.generation))
+    }
+
+    /// A region of this engine as a remote one, for transfers within it. It does not keep the
+    /// region alive.
+    pub fn region_import_self(&self, local: u64) -> Result<Handle> {
+        let v = self.local_region(local)?;
+        self.open_remote(SELF, (v.base, v.len), (v.slot, v.generation))
+    }
+
+    fn open_remote(&self, peer: u32, at: (u64, u64), target: (u32, u32)) -> Result<Handle> {
+        let remote = &self.shared.core.remote;
+        remote.open(at.0, at.1, peer, target).ok_or_else(|| {
+            let max = remote.capacity();
+            let text = format!("all {max} imported regions are in use: forget some, or raise ");
+            Error::new(Status::Capacity, text + "max_remote_regions")
+        })
+    }
+
+    /// Forgets an imported region. Transfers in flight that use it end with `Cancelled` before this
+    /// returns. After `Busy` the region is of no use but to this call, which waits again.
+    pub fn region_forget(&self, region: u64) -> Result<()> {
+        let shared = self.here()?;
+        let bad = |s| bad_handle("imported region", region, s);
+        let handle =
+            Handle::parse(region, Kind::RemoteRegion).ok_or_else(|| bad(Status::Invalid))?;
+        let mut limbo = self.limbo();
+        let view = match limbo.get(&region) {
+            Some(&view) => view,
+            None => {
+                let view = shared.core.remote.close(handle).map_err(bad)?;
+                limbo.insert(region, view);
+                view
+            }
+        };
+        drop(limbo);
+        let named = RegionRef { slot: view.slot, generation: view.generation, remote: true };
+        let limit = Duration::from_millis(u64::from(shared.config.release_timeout_ms));
+        if self.drain(region, limit, || shared.core.quiesce(named).is_ok()) {
+            if let Some(view) = self.limbo().remove(&region) {
+                shared.core.remote.free(view);
+            }
+            return Ok(());
+        }
+        let text = format!(
+            "imported region {region:#x} is still in use by a transfer that ends; forget it again"
+        );
+        Err(Error::new(Status::Busy, text))
+    }
+}

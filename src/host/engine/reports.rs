@@ -1,0 +1,95 @@
+//! What an engine tells about itself.
+
+use super::Engine;
+use crate::engine::transfer::Info;
+use crate::host::error::{Error, Result};
+use crate::status::Status;
+use crate::sync::Ordering;
+
+/// Counts of a transfer.
+pub type TransferInfo = Info;
+
+/// One rail's counters.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RailInfo {
+    /// Which, from 0.
+    pub index: u32,
+    /// The driver's name for it.
+    pub name: String,
+    /// Bytes that READs brought.
+    pub bytes_read: u64,
+    /// Bytes that WRITEs took out.
+    pub bytes_written: u64,
+    /// Work requests completed.
+    pub work_requests: u64,
+    /// Claims taken.
+    pub claims: u64,
+    /// Error completions.
+    pub errors: u64,
+}
+
+/// What an engine holds now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EngineInfo {
+    /// Rails to each peer.
+    pub rails: u32,
+    /// Memory taken when it was made.
+    pub fixed_bytes: u64,
+    /// Pool memory in use.
+    pub pool_bytes: u64,
+    /// Most pool memory.
+    pub pool_limit: u64,
+    /// Peers, without itself.
+    pub peers: u32,
+    /// Regions registered.
+    pub regions: u32,
+    /// Regions imported.
+    pub remote_regions: u32,
+    /// Tables.
+    pub tables: u32,
+    /// Prepared transfers.
+    pub transfers: u32,
+    /// The driver in use.
+    pub transport: String,
+    /// Where peers dial it.
+    pub listen: String,
+}
+
+impl Engine {
+    /// Counters of a rail.
+    pub fn rail_info(&self, rail: u32) -> Result<RailInfo> {
+        let lanes = self.here()?.core.lanes();
+        let lane = lanes.get(rail as usize).ok_or_else(|| {
+            let text = format!("rail {rail}; there are {} (from 0)", lanes.len());
+            Error::new(Status::Range, text)
+        })?;
+        let s = &lane.stats;
+        Ok(RailInfo {
+            index: rail,
+            name: format!("local{rail}"),
+            bytes_read: s.bytes_read.load(Ordering::Relaxed),
+            bytes_written: s.bytes_written.load(Ordering::Relaxed),
+            work_requests: s.work_requests.load(Ordering::Relaxed),
+            claims: s.claims.load(Ordering::Relaxed),
+            errors: s.errors.load(Ordering::Relaxed),
+        })
+    }
+
+    /// What the engine holds now.
+    pub fn info(&self) -> EngineInfo {
+        let s = &self.shared;
+        EngineInfo {
+            rails: s.core.limits().lanes,
+            fixed_bytes: s.fixed_bytes as u64,
+            pool_bytes: s.pool.used(),
+            pool_limit: s.pool.limit(),
+            peers: s.peers().used(),
+            regions: s.core.local.used(),
+            remote_regions: s.core.remote.used(),
+            tables: s.tables.used(),
+            transfers: s.core.transfers_used(),
+            transport: "local".into(),
+            listen: self.listen.clone(),
+        }
+    }
+}

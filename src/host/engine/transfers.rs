@@ -1,0 +1,206 @@
+//! Tables, and transfers from prepare to release.
+
+use std::time::{Duration, Instant};
+
+use super::messages::too_long;
+use super::{bad_handle, wait_until, Engine, TransferInfo};
+use crate::engine::slot::Body;
+use crate::handle::Handle;
+use crate::host::error::{Error, Result};
+use crate::host::prepare;
+use crate::status::Status;
+use crate::sync::{AtomicU64, Ordering};
+use crate::table::{Desc, Direction, Stride};
+
+impl Engine {
+    /// A table of descriptors, copied.
+    pub fn table_create(&self, descs: &[Desc]) -> Result<Handle> {
+        self.here()?.tables.create(descs)
+    }
+
+    /// A table of few strided parts, which is never expanded.
+    pub fn table_create_strided(&self, parts: &[Stride]) -> Result<Handle> {
+        self.here()?.tables.create_strided(parts)
+    }
+
+    /// Destroys a table. Transfers that were prepared from it do not need it.
+    pub fn table_destroy(&self, table: u64) -> Result<()> {
+        self.here()?.tables.destroy(table)
+    }
+
+    /// Prepares the transfer of descriptor `local_idx[i]` of one table against `remote_idx[i]` of
+    /// the other, for all `i`.
+    pub fn prepare(
+        &self,
+        direction: Direction,
+        peer: u64,
+        local: u64,
+        local_idx: &[u32],
+        remote: u64,
+        remote_idx: &[u32],
+    ) -> Result<Handle> {
+        let (index, s) = self.peer(peer)?;
+        let p = self.shared.preparer();
+        let peer = (index, s.generation);
+        self.adopt(p.indexed(direction, peer, (local, local_idx), (remote, remote_idx))?)
+    }
+
+    /// Prepares the transfer of `local[i]` against `remote[i]`, for all `i`.
+    pub fn prepare_descs(
+        &self,
+        direction: Direction,
+        peer: u64,
+        local: &[Desc],
+        remote: &[Desc],
+    ) -> Result<Handle> {
+        let (index, s) = self.peer(peer)?;
+        let p = self.shared.preparer();
+        self.adopt(p.listed(direction, (index, s.generation), local, remote)?)
+    }
+
+    fn adopt(&self, body: Body) -> Result<Handle> {
+        self.shared.core.adopt(body).map_err(|body| {
+            // SAFETY: I3: prepared just now, and no slot took it.
+            unsafe { prepare::free_body(&self.shared.pool, &body) };
+            let max = self.shared.core.limits().transfers;
+            let text = format!("all {max} transfers are prepared: release some, or raise ");
+            Error::new(Status::Capacity, text + "max_transfers")
+        })
+    }
+
+    /// Posts a transfer that is at rest; the message, if any, is delivered after the data. Never
+    /// waits.
+    pub fn post(&self, transfer: u64, notif: Option<&[u8]>) -> Result<Status> {
+        let shared = self.here()?;
+        let start = Instant::now();
+        let status = shared
+            .core
+            .post(transfer, notif)
+            .map_err(|s| self.post_error(transfer, s, notif.map_or(0, <[u8]>::len)))?;
+        let ns = start.elapsed().as_nanos() as u64;
+        shared.core.set_post_ns(transfer, ns);
+        if let Ok(info) = shared.core.info(transfer) {
+            let add = |to: &AtomicU64, n| to.fetch_add(n, Ordering::Relaxed);
+            add(&shared.counts.posted, 1);
+            add(&shared.counts.descriptors, info.descriptors);
+            add(&shared.counts.work_requests, info.work_requests);
+            add(&shared.counts.bytes, info.bytes);
+            add(&shared.counts.post_ns, ns);
+        }
+        self.answer(transfer, status)
+    }
+
+    fn post_error(&self, transfer: u64, status: Status, len: usize) -> Error {
+        let text = match status {
+            Status::Busy => format!("transfer {transfer:#x} is in flight: wait until it is done"),
+            Status::Invalid if len > crate::engine::message::MAX_MESSAGE => {
+                return too_long(len);
+            }
+            Status::Capacity => return self.messages_full(),
+            // The handle is good, so what is stale is something that it was prepared with.
+            Status::Stale if self.shared.core.info(transfer).is_ok() => format!(
+                "transfer {transfer:#x}: a region or the peer that it uses was released since it \
+                 was prepared; release it and prepare another"
+            ),
+            Status::Stale | Status::Invalid => return bad_handle("transfer", transfer, status),
+            _ => {
+                if let Some(peer) = self.shared.core.peer_of(transfer) {
+                    self.redial(peer);
+                    return self.peer_error(peer, self.shared.core.peer_state(peer));
+                }
+                format!("transfer {transfer:#x}")
+            }
+        };
+        Error::new(status, text)
+    }
+
+    pub(super) fn messages_full(&self) -> Error {
+        let (used, _) = self.shared.core.message_blocks_used();
+        let all = self.shared.core.limits().blocks();
+        let text = format!(
+            "{used} of {all} outgoing message blocks of 256 bytes are in use: the peers must take \
+             their notifications, or raise message_bytes"
+        );
+        Error::new(Status::Capacity, text)
+    }
+
+    /// A failed transfer as an error with its cause.
+    fn answer(&self, transfer: u64, status: Status) -> Result<Status> {
+        if !status.is_err() {
+            return Ok(status);
+        }
+        let mut text = format!("transfer {transfer:#x}");
+        if let Ok(info) = self.shared.core.info(transfer) {
+            if info.failed_pair != u64::MAX {
+                text += &format!(", descriptor pair {}", info.failed_pair);
+            }
+            text += &format!(", {} of {} bytes done", info.bytes_done, info.bytes);
+        }
+        if matches!(status, Status::Disconnected | Status::Unreachable | Status::Refused) {
+            if let Some(peer) = self.shared.core.peer_of(transfer) {
+                let why = self.peer_error(peer, self.shared.core.peer_state(peer));
+                text += &format!(": {}", why.message);
+            }
+        }
+        Err(Error::new(status, text))
+    }
+
+    /// Where a transfer stands; a failed one is an error with its cause.
+    pub fn check(&self, transfer: u64) -> Result<Status> {
+        let core = &self.here()?.core;
+        let status = core.check(transfer).map_err(|s| bad_handle("transfer", transfer, s))?;
+        if status == Status::InProgress || status == Status::Ok {
+            return Ok(status);
+        }
+        if status == Status::NotPosted {
+            let text = format!("transfer {transfer:#x} was never posted");
+            return Err(Error::new(status, text));
+        }
+        self.answer(transfer, status)
+    }
+
+    /// Stops a transfer: it ends with `Cancelled` when nothing of it is in flight any more.
+    pub fn cancel(&self, transfer: u64) -> Result<()> {
+        let core = &self.here()?.core;
+        core.cancel(transfer).map_err(|s| bad_handle("transfer", transfer, s))
+    }
+
+    /// Ends a transfer's life, stopping it if need be. `Ok`: nothing touches its memory any more.
+    /// Waits at most `release_timeout_ms`; after that `Busy`, and the handle stays valid.
+    pub fn release(&self, transfer: u64) -> Result<()> {
+        let shared = self.here()?;
+        let limit = Duration::from_millis(u64::from(shared.config.release_timeout_ms));
+        let mut last = Ok(());
+        let done = wait_until(limit, || match shared.core.release(transfer) {
+            Ok(body) => {
+                // SAFETY: I3: released just now, by us.
+                unsafe { prepare::free_body(&shared.pool, &body) };
+                true
+            }
+            Err(Status::Busy) => {
+                let _ = shared.core.cancel(transfer);
+                shared.core.poll();
+                false
+            }
+            Err(s) => {
+                last = Err(bad_handle("transfer", transfer, s));
+                true
+            }
+        });
+        if done {
+            return last;
+        }
+        let text = format!(
+            "transfer {transfer:#x} still has something in flight after {} ms \
+             (release_timeout_ms): its memory must not be reused; release it again",
+            limit.as_millis()
+        );
+        Err(Error::new(Status::Busy, text))
+    }
+
+    /// Counts of a transfer.
+    pub fn transfer_info(&self, transfer: u64) -> Result<TransferInfo> {
+        let core = &self.here()?.core;
+        core.info(transfer).map_err(|s| bad_handle("transfer", transfer, s))
+    }
+}
