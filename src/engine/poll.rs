@@ -21,8 +21,8 @@ pub(super) enum Served {
 }
 
 impl<'m, P: Port, N: Net> Core<'m, P, N> {
-    /// One round over one lane: completions, then one claim for each published transfer, until about
-    /// one batch of bytes was posted, so that nobody waits long for the token. False when
+    /// One round over one lane: completions, then one claim for each published transfer, until
+    /// about one batch of bytes was posted, so that nobody waits long for the token. False when
     /// another thread holds the token or nothing moved.
     pub fn poll_lane(&self, index: u32) -> bool {
         let lane = &self.lanes[index as usize];
@@ -50,7 +50,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             }
         }
         if moved {
-            // There may be more, and whoever polls in the background may have looked away meanwhile.
+            // There may be more, and whoever polls in the background may have looked away
+            // meanwhile.
             lane.token.publish();
         }
         let again = lane.token.give_back();

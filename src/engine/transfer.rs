@@ -41,7 +41,10 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         unsafe { slot.set_body(body) };
         slot.arm(body.n_ops);
         slot.state.change(free, free.to(Phase::Idle, Status::NotPosted));
-        self.slots_used.fetch_add(1, Ordering::Relaxed);
+        if self.slots_used.fetch_add(1, Ordering::Relaxed) == 0 {
+            // The host watches for stalls as long as there are transfers.
+            self.host.wake();
+        }
         Ok(Handle::new(Kind::Transfer, index, free.generation))
     }
 

@@ -24,7 +24,7 @@ use crate::sync::Ordering;
 
 /// Most connections that have not proved themselves yet; the oldest is dropped for a newer one.
 const UNPROVEN: usize = 128;
-/// How often the thread looks around by itself.
+/// How often the thread looks around by itself while it waits for somebody.
 const TICK: Duration = Duration::from_millis(100);
 /// How soon a peer that could not be reached is dialled again at the earliest.
 const REDIAL: Duration = Duration::from_millis(250);
@@ -33,6 +33,8 @@ pub(super) struct Control {
     shared: Arc<Shared>,
     listener: TcpListener,
     conns: Vec<Conn>,
+    /// What `sleep` waits for; kept, so that an idle engine allocates nothing.
+    files: Vec<libc::pollfd>,
     stalls: Stalls,
     stats: Stats,
 }
@@ -40,7 +42,14 @@ pub(super) struct Control {
 impl Control {
     pub(super) fn new(shared: Arc<Shared>, listener: TcpListener) -> Control {
         let stats = Stats::new(&shared);
-        Control { shared, listener, conns: Vec::new(), stalls: Stalls::default(), stats }
+        Control {
+            shared,
+            listener,
+            conns: Vec::new(),
+            files: Vec::new(),
+            stalls: Stalls::default(),
+            stats,
+        }
     }
 
     /// Runs until the engine stops.
@@ -62,29 +71,32 @@ impl Control {
         self.stats.write(&self.shared);
     }
 
-    fn sleep(&self) {
-        let mut files = vec![
-            sys::interest(self.shared.events.fd(), libc::POLLIN),
-            sys::interest(self.listener.as_raw_fd(), libc::POLLIN),
-        ];
+    fn sleep(&mut self) {
+        // From here on whoever has news rings; then we look what there is.
+        self.shared.core.control_bell().doze();
+        let files = &mut self.files;
+        files.clear();
+        files.push(sys::interest(self.shared.events.fd(), libc::POLLIN));
+        files.push(sys::interest(self.listener.as_raw_fd(), libc::POLLIN));
         for c in &self.conns {
             let out = if c.wants_to_write() { libc::POLLOUT } else { 0 };
             files.push(sys::interest(c.socket.as_raw_fd(), libc::POLLIN | out));
         }
-        for (_, fd) in self.shared.peers().sockets() {
-            files.push(sys::interest(fd, libc::POLLRDHUP));
-        }
-        let busy = !self.conns.is_empty()
-            || self.stats.is_on()
-            || self.shared.core.transfers_used() > 0
-            || self.shared.peers().used() > 0;
-        let ms = if busy { TICK.as_millis() as i32 } else { -1 };
-        self.shared.core.control_bell().doze();
+        let peers = self.shared.peers();
+        files.extend(peers.sockets().map(|(_, fd)| sys::interest(fd, libc::POLLRDHUP)));
+        let ms = if !self.conns.is_empty() || self.stats.is_on() || peers.is_waiting() {
+            TICK.as_millis() as i32
+        } else if self.shared.core.transfers_used() > 0 {
+            Stalls::pause(&self.shared).as_millis() as i32
+        } else {
+            -1
+        };
+        drop(peers);
         if self.shared.core.has_broken() {
             self.shared.core.control_bell().rise();
             return;
         }
-        sys::wait(&mut files, ms);
+        sys::wait(files, ms);
         self.shared.core.control_bell().rise();
     }
 

@@ -150,8 +150,13 @@ impl Peers {
     }
 
     /// The sockets of connected peers, with their slots.
-    pub(super) fn sockets(&self) -> Vec<(u32, i32)> {
+    pub(super) fn sockets(&self) -> impl Iterator<Item = (u32, i32)> + '_ {
         let open = self.entries.iter().enumerate();
-        open.filter_map(|(i, e)| Some((i as u32, e.socket.as_ref()?.as_raw_fd()))).collect()
+        open.filter_map(|(i, e)| Some((i as u32, e.socket.as_ref()?.as_raw_fd())))
+    }
+
+    /// True while somebody is to be dialled, or expected to dial.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.entries.iter().any(|e| e.wanted || e.parked.is_some())
     }
 }

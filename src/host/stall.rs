@@ -14,15 +14,20 @@ pub(super) struct Stalls {
 }
 
 impl Stalls {
-    /// Looks at every transfer, a few times within the limit.
+    /// How long to wait between looks: a few looks within the limit.
+    pub(super) fn pause(shared: &Shared) -> Duration {
+        let limit = Duration::from_millis(u64::from(shared.config.stall_ms));
+        (limit / 8).clamp(Duration::from_millis(10), Duration::from_secs(1))
+    }
+
+    /// Looks at every transfer.
     pub(super) fn look(&mut self, shared: &Shared) {
         let limit = Duration::from_millis(u64::from(shared.config.stall_ms));
         let now = Instant::now();
         if limit.is_zero() || self.next.is_some_and(|t| now < t) {
             return;
         }
-        self.next =
-            Some(now + (limit / 8).clamp(Duration::from_millis(10), Duration::from_secs(1)));
+        self.next = Some(now + Stalls::pause(shared));
         let slots = shared.core.limits().transfers;
         self.marks.resize(slots as usize, None);
         for (slot, kept) in (0..slots).zip(&mut self.marks) {
