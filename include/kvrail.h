@@ -457,9 +457,9 @@ size_t kvr_engine_size(const struct kvr_config *cfg);
 kvr_status kvr_engine_create(const struct kvr_config *cfg, struct kvr_engine **out);
 
 /* Makes an engine in the caller's block: `mem`, `len` bytes, of any alignment, at least
- * kvr_engine_size(cfg). Tables and prepared transfers come from the block too: they have what it is
- * longer than that, and 1 MiB, at most `max_bytes`, and it never grows. Threads, sockets, names,
- * table handles, handshakes and error texts come from the heap.
+ * kvr_engine_size(cfg). Tables and prepared transfers come from the block too: they have 1 MiB and
+ * what the block is longer than that, at most `max_bytes`, and it never grows. Threads, sockets,
+ * names, table handles, handshakes and error texts come from the heap.
  *
  * Ownership: the block is the engine's until kvr_engine_destroy() returned KVR_OK, and must not be
  * read, written, moved or freed until then.
@@ -579,10 +579,9 @@ kvr_status kvr_region_register(struct kvr_engine *e, uint64_t addr, uint64_t len
  *
  * `flags`: 0, or KVR_DEREGISTER_CANCEL to cancel the transfers of this engine that use it.
  * Errors: KVR_ERR_BUSY, and the memory must not be reused. Without KVR_DEREGISTER_CANCEL: a
- * transfer
- * of this engine uses it (the text names it), and the region stays as it was. Or somebody was still
- * inside when the time was over (the text says who): the region is withdrawn, and its handle is
- * KVR_ERR_STALE to every call but this one, which waits again.
+ * transfer of this engine uses it (the text names it), and the region stays as it was. Or somebody
+ * was still inside when the time was over (the text says who): the region is withdrawn, and its
+ * handle is KVR_ERR_STALE to every call but this one, which waits again.
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_region_deregister(struct kvr_engine *e, kvr_region r, uint32_t flags);
@@ -615,8 +614,7 @@ kvr_status kvr_region_import_self(struct kvr_engine *e, kvr_region local, kvr_re
  * batch of each rail as a rule, for at most `release_timeout_ms`.
  *
  * Errors: KVR_ERR_BUSY when something was in flight for longer; the handle is KVR_ERR_STALE to
- * every
- * call but this one, which waits again.
+ * every call but this one, which waits again.
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_region_forget(struct kvr_engine *e, kvr_region remote);
@@ -677,10 +675,8 @@ kvr_status kvr_transfer_prepare_descs(struct kvr_engine *e, uint32_t direction, 
  * `notif` (up to KVR_MESSAGE_MAX bytes, copied) reaches the peer after all the data is in place;
  * NULL: none; not NULL with length 0: an empty message. An error sends none.
  * Errors: KVR_ERR_BUSY while it is in flight; KVR_ERR_STALE when it, or a region or the peer that
- * it
- * uses, was released (the text says which); KVR_ERR_CAPACITY when message blocks are out; the
- * peer's
- * and the rails' errors.
+ * it uses, was released (the text says which); KVR_ERR_CAPACITY when message blocks are out; the
+ * peer's and the rails' errors.
  * Undefined behaviour unless: `e` lives; `notif` is readable for `notif_len` bytes.
  */
 kvr_status kvr_transfer_post(struct kvr_engine *e, kvr_transfer t, const void *notif,

@@ -37,10 +37,10 @@ pub unsafe extern "C" fn kvr_region_register(
 /// the memory any more. Blocks for at most `deregister_timeout_ms`.
 ///
 /// `flags`: 0, or KVR_DEREGISTER_CANCEL to cancel the transfers of this engine that use it.
-/// Errors: KVR_ERR_BUSY, and the memory must not be reused. Without KVR_DEREGISTER_CANCEL: a transfer
-/// of this engine uses it (the text names it), and the region stays as it was. Or somebody was still
-/// inside when the time was over (the text says who): the region is withdrawn, and its handle is
-/// KVR_ERR_STALE to every call but this one, which waits again.
+/// Errors: KVR_ERR_BUSY, and the memory must not be reused. Without KVR_DEREGISTER_CANCEL: a
+/// transfer of this engine uses it (the text names it), and the region stays as it was. Or somebody
+/// was still inside when the time was over (the text says who): the region is withdrawn, and its
+/// handle is KVR_ERR_STALE to every call but this one, which waits again.
 ///
 /// # Safety
 /// `e` lives.
@@ -125,8 +125,8 @@ pub unsafe extern "C" fn kvr_region_import_self(
 /// Forgets a remote region: transfers that use it are cancelled. Waits for what is in flight, one
 /// batch of each rail as a rule, for at most `release_timeout_ms`.
 ///
-/// Errors: KVR_ERR_BUSY when something was in flight for longer; the handle is KVR_ERR_STALE to every
-/// call but this one, which waits again.
+/// Errors: KVR_ERR_BUSY when something was in flight for longer; the handle is KVR_ERR_STALE to
+/// every call but this one, which waits again.
 ///
 /// # Safety
 /// `e` lives.

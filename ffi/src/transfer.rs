@@ -99,9 +99,9 @@ pub unsafe extern "C" fn kvr_transfer_prepare_descs(
 ///
 /// `notif` (up to KVR_MESSAGE_MAX bytes, copied) reaches the peer after all the data is in place;
 /// NULL: none; not NULL with length 0: an empty message. An error sends none.
-/// Errors: KVR_ERR_BUSY while it is in flight; KVR_ERR_STALE when it, or a region or the peer that it
-/// uses, was released (the text says which); KVR_ERR_CAPACITY when message blocks are out; the peer's
-/// and the rails' errors.
+/// Errors: KVR_ERR_BUSY while it is in flight; KVR_ERR_STALE when it, or a region or the peer that
+/// it uses, was released (the text says which); KVR_ERR_CAPACITY when message blocks are out; the
+/// peer's and the rails' errors.
 ///
 /// # Safety
 /// `e` lives; `notif` is readable for `notif_len` bytes.

@@ -1,6 +1,6 @@
 //! Which processes may count in which row of the shared memory. A process that was killed inside a
-//! copy leaves its counts behind, and so may a peer that is forgotten already; only the end of every
-//! process that had a row allows to clear it.
+//! copy leaves its counts behind, and so may a peer that is forgotten already. A row may be cleared
+//! only when every process that had it has ended.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

@@ -318,7 +318,10 @@ proptest! {
         let mut c = Config::default();
         match c.set(KEYS[which].name, &text) {
             // Two values that are fine each may not go together, which the text says.
-            Ok(()) => prop_assert!(c.check().map_or_else(|e| e.message.contains("or lower"), |()| true)),
+            Ok(()) => {
+                let together = c.check().map_or_else(|e| e.message, |()| "or lower".into());
+                prop_assert!(together.contains("or lower"), "{}", together);
+            }
             Err(e) => {
                 prop_assert_eq!(e.status, Status::Config);
                 prop_assert_eq!(c, Config::default());

@@ -1,7 +1,7 @@
 //! Regions: memory registered here and taken back, and memory of peers.
 
+use core::time::Duration;
 use std::sync::{MutexGuard, PoisonError};
-use std::time::Duration;
 
 use super::{bad_handle, wait_until, Engine, Limbo};
 use crate::engine::peer::SELF;
