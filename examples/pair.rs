@@ -4,8 +4,9 @@
 //!     cargo run --release --example pair
 
 use core::error::Error;
+use core::time::Duration;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kvrail::host::config::Config;
 use kvrail::host::engine::Engine;

@@ -457,8 +457,8 @@ size_t kvr_engine_size(const struct kvr_config *cfg);
 kvr_status kvr_engine_create(const struct kvr_config *cfg, struct kvr_engine **out);
 
 /* Makes an engine in the caller's block: `mem`, `len` bytes, of any alignment, at least
- * kvr_engine_size(cfg). Tables and prepared transfers come from the block too: they have what it
- * is longer than that, and 1 MiB, at most `max_bytes`, and it never grows. Threads, sockets,
+ * kvr_engine_size(cfg). Tables and prepared transfers come from the block too: they have 1 MiB and
+ * what the block is longer than that, at most `max_bytes`, and it never grows. Threads, sockets,
  * names, table handles, handshakes and error texts come from the heap.
  *
  * Ownership: the block is the engine's until kvr_engine_destroy() returned KVR_OK, and must not be

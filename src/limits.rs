@@ -52,7 +52,8 @@ impl Limits {
             return Err(("message_bytes", self.message_bytes, need as u32, MAX_MESSAGE_BYTES));
         }
         if need > MAX_MESSAGE_BYTES as u64 {
-            let most = (MAX_MESSAGE_BYTES as u64 / (self.window() + 1)) as u32;
+            let room = MAX_MESSAGE_BYTES as u64 - READ_RESERVE as u64 * BLOCK as u64;
+            let most = (room / self.window()) as u32;
             return Err(("max_peers", self.peers, 2, most));
         }
         Ok(())

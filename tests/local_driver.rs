@@ -10,40 +10,131 @@
     reason = "tests fail by panicking"
 )]
 
-use std::io::{BufReader, Read, Write};
-use std::time::{Duration, Instant};
+use core::ptr::NonNull;
+use core::time::Duration;
+use std::io::{BufReader, Write};
+use std::process::Child;
+use std::time::Instant;
 
+use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
 use kvrail::host::config::Config;
 use kvrail::host::engine::Engine;
-use kvrail::nic::local::{Offer, Share};
-use kvrail::nic::{Port, WrStatus};
+use kvrail::nic::local::{LocalPort, Offer, PeerMemory, Share};
+use kvrail::nic::{Batch, Keys, Port, RemoteKey, WrStatus};
 use kvrail::status::Status;
-use kvrail::table::{Desc, Direction};
+use kvrail::table::{Desc, Direction, Op};
 
 #[path = "local_driver/children.rs"]
 mod children;
-use children::*;
+use children::{engine, finish, hex, line, start, stop, unhex, Lines, BYTES, HANG};
+
+// ---- children ----
 
 /// Runs a role when this binary is a child, and is an empty test otherwise.
 #[test]
 fn child() {
-    match std::env::var("KVRAIL_TEST_ROLE").as_deref() {
-        Ok("share") => child_share(),
-        Ok("target") => child_target(),
-        Ok("undumpable") => {
-            // SAFETY: plain numbers.
-            unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
-            child_target();
-        }
-        Ok("reader") => child_reader(),
-        Ok("writer") => child_writer(),
-        Ok("resident") => child_resident(),
-        Ok("auto") => child_auto(),
-        Ok("leak") => child_leak(),
-        Ok("deaf") => child_deaf(),
-        _ => {}
+    if let Ok(role) = std::env::var("KVRAIL_TEST_ROLE") {
+        children::run(&role);
     }
 }
+
+// ---- helpers ----
+
+struct OneKey(RemoteKey);
+
+impl Keys for OneKey {
+    fn remote(&self, _: u32) -> RemoteKey {
+        self.0
+    }
+}
+
+/// One lane connected to one peer's memory.
+struct Rig {
+    port: LocalPort<'static>,
+    memory: PeerMemory,
+    key: OneKey,
+    remote: u64,
+    buffer: Vec<u8>,
+}
+
+impl Rig {
+    fn new(offer: &Offer, remote: u64) -> Rig {
+        let bytes = vec![0u128; 16 << 10].leak();
+        let at = bytes.as_mut_ptr().cast::<u8>();
+        let at = NonNull::new(at.wrapping_add(at.align_offset(BLOCK_ALIGN))).unwrap();
+        // SAFETY: leaked above, and larger than this.
+        let mut arena = unsafe { Arena::over(at, 200 << 10) };
+        let mut port = LocalPort::new(&mut arena, 2).unwrap();
+        let memory = PeerMemory::attach(offer).unwrap();
+        port.connect(1, memory);
+        let key = OneKey(RemoteKey { slot: 0, generation: 1, base: remote, len: BYTES as u64 });
+        Rig { port, memory, key, remote, buffer: vec![0xEE; BYTES] }
+    }
+
+    fn go(&mut self, direction: Direction) -> WrStatus {
+        let op = Op {
+            local: self.buffer.as_ptr() as u64,
+            remote: self.remote,
+            len: BYTES as u32,
+            local_region: 0,
+            remote_region: 0,
+            pair: 0,
+        };
+        let batch = Batch { peer: 1, direction, ops: &[op], first_wr: 0, keys: &self.key };
+        self.port.post(&batch).unwrap();
+        self.port.poll().unwrap().status
+    }
+}
+
+/// A process with exactly this number, which maps `BYTES` bytes of 0x5A at `at` and waits. `None`:
+/// the kernel does not let us choose the number.
+fn stranger(pid: i32, at: u64) -> Option<i32> {
+    #[repr(C)]
+    struct CloneArgs([u64; 11]);
+    let set_tid = [pid];
+    let mut args = CloneArgs([0; 11]);
+    args.0[4] = libc::SIGCHLD as u64;
+    args.0[8] = set_tid.as_ptr() as u64;
+    args.0[9] = 1;
+    // SAFETY: like fork: the child below makes system calls only.
+    let got = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, 88usize) };
+    if got == 0 {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the child's own memory, which nothing else of it uses; it does nothing but wait.
+        unsafe {
+            let page = at & !4095;
+            let p = libc::mmap(page as *mut _, BYTES + 8192, rw, kind, -1, 0);
+            libc::memset(p, 0x5A, BYTES + 8192);
+            libc::raise(libc::SIGSTOP);
+            libc::_exit(0);
+        }
+    }
+    (got == i64::from(pid)).then_some(pid)
+}
+
+fn peek(pid: i32, at: u64) -> Vec<u8> {
+    let mut bytes = vec![0u8; BYTES];
+    let l = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: BYTES };
+    let r = libc::iovec { iov_base: at as *mut _, iov_len: BYTES };
+    // SAFETY: one element each, of the buffer's size.
+    let n = unsafe { libc::process_vm_readv(pid, &raw const l, 1, &raw const r, 1, 0) };
+    assert_eq!(n, BYTES as isize);
+    bytes
+}
+
+/// A child that writes into `len` bytes at `at`, which are the region `region` of `home`.
+fn start_writer(home: &Engine, region: u64, at: u64, len: usize) -> (Child, Lines) {
+    let region = home.region_metadata(region).unwrap();
+    let mut writer = start("writer", None);
+    let mut out = BufReader::new(writer.stdout.take().unwrap());
+    let words = [hex(home.metadata()), hex(&region), at.to_string(), len.to_string()];
+    writeln!(writer.stdin.as_mut().unwrap(), "{}", words.join(" ")).unwrap();
+    assert_eq!(line(&mut out), ["writing"]);
+    (writer, out)
+}
+
+// ---- tests ----
 
 #[test]
 fn a_recycled_process_number_is_never_written_and_its_data_never_believed() {

@@ -6,7 +6,8 @@
     reason = "tests fail by panicking"
 )]
 
-use std::time::{Duration, Instant};
+use core::time::Duration;
+use std::time::Instant;
 
 use kvrail::host::config::Config;
 use kvrail::host::engine::Engine;

@@ -14,7 +14,7 @@ use kvrail::status::Status;
 use kvrail::table::Direction;
 use sim_support::*;
 
-const RELAXED: std::sync::atomic::Ordering = std::sync::atomic::Ordering::Relaxed;
+const RELAXED: core::sync::atomic::Ordering = core::sync::atomic::Ordering::Relaxed;
 /// Breaks a rail to the second engine now and then, and mends those that are down.
 fn break_and_mend(world: &World, rng: &mut Rng) {
     let e = &world.engines[0];
@@ -42,8 +42,8 @@ fn threads_that_post_poll_cancel_and_mend_agree() {
     let mut setup = with_port(lanes(3), port);
     setup.tuning.inline_bytes = 1_000;
     let mut case = Case::new(setup, Direction::Read, &mut rng, 40, 60);
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let running = || !stop.load(std::sync::atomic::Ordering::Acquire);
+    let stop = core::sync::atomic::AtomicBool::new(false);
+    let running = || !stop.load(core::sync::atomic::Ordering::Acquire);
     let (world, raw) = (&case.world, case.transfer.raw());
     let e = &world.engines[0];
     let (mut sent, mut done) = (0u32, 0);
@@ -86,7 +86,7 @@ fn threads_that_post_poll_cancel_and_mend_agree() {
                     s => break s,
                 }
                 if start.elapsed().as_secs() > 20 {
-                    stop.store(true, std::sync::atomic::Ordering::Release);
+                    stop.store(true, core::sync::atomic::Ordering::Release);
                     panic!("round {round} hangs: {:?}", e.info(raw));
                 }
             };
@@ -98,7 +98,7 @@ fn threads_that_post_poll_cancel_and_mend_agree() {
                 s => assert!(s == Status::Cancelled && cancel, "{s:?}"),
             }
         }
-        stop.store(true, std::sync::atomic::Ordering::Release);
+        stop.store(true, core::sync::atomic::Ordering::Release);
     });
     (0..1_000).for_each(|_| world.step());
     let mut got = got.into_inner().unwrap();

@@ -195,7 +195,7 @@ fn check_cut(ops: &[Op], run: &[(u64, u64)], op_bytes: u32) {
     if ops.len() > 1 {
         assert!(shortest * 16 >= u64::from(op_bytes) * 7, "{shortest} beside {op_bytes}");
     }
-    if op_bytes % 4096 == 0 && op_bytes >= 65_536 {
+    if op_bytes.is_multiple_of(4096) && op_bytes >= 65_536 {
         assert!(ops[..ops.len() - 1].iter().all(|op| op.len % 4096 == 0), "not whole pages");
     }
 }

@@ -7,13 +7,14 @@
 
 mod sim_support;
 
+use core::alloc::{GlobalAlloc, Layout};
+use core::cell::Cell;
 use kvrail::engine::notify::Piece;
 use kvrail::nic::sim::Rng;
 use kvrail::status::Status;
 use kvrail::table::Direction;
 use sim_support::*;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use std::alloc::System;
 
 thread_local! {
     /// Allocations of this thread: the test harness has threads of its own.
@@ -59,7 +60,7 @@ fn calls(f: impl FnOnce()) -> u64 {
 
 #[test]
 fn the_counter_counts() {
-    assert_eq!(calls(|| drop(std::hint::black_box(vec![1u8; 100]))), 2);
+    assert_eq!(calls(|| drop(core::hint::black_box(vec![1u8; 100]))), 2);
     assert_eq!(calls(|| {}), 0);
 }
 
@@ -92,7 +93,7 @@ fn nothing_is_allocated_from_post_to_done() {
                     });
                 }
                 if hidden {
-                    drop(std::hint::black_box(vec![1u8; 100]));
+                    drop(core::hint::black_box(vec![1u8; 100]));
                 }
             }
             assert_eq!(world.engines[0].check(t.raw()), Ok(Status::Ok));

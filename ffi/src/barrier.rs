@@ -2,7 +2,8 @@
 
 use core::any::Any;
 use core::cell::RefCell;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use core::panic::AssertUnwindSafe;
+use std::panic::catch_unwind;
 
 use kvrail_core::host::error::{Error, Result};
 use kvrail_core::status::Status;

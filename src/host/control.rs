@@ -1,10 +1,11 @@
 //! The control thread: accepts and dials, drives handshakes, connects rails, notices peers that are
 //! gone, and watches for stalls. It sleeps in `poll` and costs nothing while nothing happens.
 
+use core::time::Duration;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::conn::{Conn, Role};
 use super::error::{Error, Result};

@@ -6,8 +6,8 @@ use super::shared::Core;
 use crate::engine::notify::Piece;
 
 thread_local! {
-    /// Room for one message, kept per thread, so that taking messages allocates only once. A callback that takes messages
-    /// itself finds none here and makes its own.
+    /// Room for one message, kept per thread, so that taking messages allocates only once. A
+    /// callback that takes messages itself finds none here and makes its own.
     static ROOM: Cell<(Vec<u8>, Vec<u8>)> = const { Cell::new((Vec::new(), Vec::new())) };
 }
 

@@ -1,9 +1,10 @@
 //! The pool of tables and ops: grows in register and prepare calls only, up to a limit; from the
 //! heap, or inside the caller's block, which never grows.
 
+use core::alloc::Layout;
 use core::mem::{align_of, size_of};
 use core::ptr::NonNull;
-use std::alloc::{alloc, dealloc, realloc, Layout};
+use std::alloc::{alloc, dealloc, realloc};
 use std::sync::{Mutex, PoisonError};
 
 use linked_list_allocator::Heap;
@@ -216,7 +217,7 @@ mod tests {
         for pool in [Pool::heap(16 << 10), block] {
             let (at, len) = fill(&pool).unwrap();
             // SAFETY: I1: the list's own parts.
-            assert!(unsafe { std::slice::from_raw_parts(at.as_ptr(), len) }
+            assert!(unsafe { core::slice::from_raw_parts(at.as_ptr(), len) }
                 .iter()
                 .copied()
                 .eq(0..100));

@@ -1,6 +1,6 @@
 //! Which processes may count in which row of the shared memory. A process that was killed inside a
-//! copy leaves its counts behind, and so may a peer that is forgotten already; only the end of
-//! every process that had a row allows to clear it.
+//! copy leaves its counts behind, and so may a peer that is forgotten already. A row may be cleared
+//! only when every process that had it has ended.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -10,8 +10,8 @@ use crate::nic::local::Share;
 /// A process that was given a row.
 struct Tenant {
     pid: u32,
-    /// Becomes readable when the process has ended. `None`: the kernel gave no such file, so
-    /// nobody knows.
+    /// Becomes readable when the process has ended. `None`: the kernel gave no such file, so nobody
+    /// knows.
     process: Option<OwnedFd>,
     /// The peer, for messages.
     title: String,

@@ -1,7 +1,8 @@
 //! The stall watch: a transfer without any progress for `stall_ms` ends in an error, so that
 //! nothing is "in progress" for ever.
 
-use std::time::{Duration, Instant};
+use core::time::Duration;
+use std::time::Instant;
 
 use super::log;
 use super::shared::Shared;

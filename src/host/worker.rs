@@ -1,9 +1,10 @@
 //! The progress thread: polls while there is something to do, spins for a moment, then sleeps until
 //! somebody rings or a message comes.
 
+use core::time::Duration;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::shared::Shared;
 use super::sys;

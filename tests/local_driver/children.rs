@@ -1,21 +1,19 @@
-//! The roles that the test binary plays as a child, and what both sides use.
+//! What the children of `tests/local_driver.rs` do, and how they are started and heard.
 
-use core::ptr::NonNull;
-use std::io::{BufRead, BufReader, Read, Write};
+use core::time::Duration;
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
 use kvrail::host::config::Config;
 use kvrail::host::engine::Engine;
 use kvrail::host::log;
-use kvrail::nic::local::{LocalPort, Offer, PeerMemory, Share};
-use kvrail::nic::{Batch, Keys, Port, RemoteKey, WrStatus};
+use kvrail::nic::local::Share;
 use kvrail::status::Status;
-use kvrail::table::{Desc, Direction, Op};
+use kvrail::table::{Desc, Direction};
 
 pub(crate) const BYTES: usize = 64 << 10;
 /// Only against hangs.
@@ -61,19 +59,19 @@ pub(crate) fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
-pub(crate) fn wait_for_the_end() {
+fn wait_for_the_end() {
     let mut rest = Vec::new();
     std::io::stdin().read_to_end(&mut rest).unwrap();
 }
 
-pub(crate) fn ask() -> String {
+fn ask() -> String {
     let mut text = String::new();
     std::io::stdin().read_line(&mut text).unwrap();
     text.trim_end().to_owned()
 }
 
 /// A target without an engine: shared memory and a buffer.
-pub(crate) fn child_share() {
+fn child_share() {
     let mut seed = 0x9e37_79b9_7f4a_7c15u64 ^ u64::from(std::process::id());
     let share = Share::new(2, 4, *b"cookiecookiecook", move || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -88,7 +86,7 @@ pub(crate) fn child_share() {
     wait_for_the_end();
 }
 
-pub(crate) fn child_target() {
+fn child_target() {
     let e = engine("target");
     let buffer = vec![7u8; BYTES];
     let r = e.register(buffer.as_ptr() as u64, BYTES as u64, 0).unwrap();
@@ -98,7 +96,7 @@ pub(crate) fn child_target() {
 }
 
 /// Tries to connect, and prints how that ended.
-pub(crate) fn child_reader() {
+fn child_reader() {
     let e = engine("reader");
     let peer = e.peer_add(&unhex(&ask()), None).unwrap();
     match e.peer_connect(peer.raw(), HANG) {
@@ -109,7 +107,7 @@ pub(crate) fn child_reader() {
 }
 
 /// Writes its pattern into a target's region again and again, until it fails.
-pub(crate) fn child_writer() {
+fn child_writer() {
     let e = engine("writer");
     let words: Vec<String> = ask().split(' ').map(str::to_owned).collect();
     let peer = e.peer_add(&unhex(&words[0]), None).unwrap();
@@ -130,7 +128,7 @@ pub(crate) fn child_writer() {
 
 /// Prints the fixed bytes of an engine, and by how much it made this process's resident memory
 /// grow.
-pub(crate) fn child_resident() {
+fn child_resident() {
     let resident = || {
         let text = std::fs::read_to_string("/proc/self/statm").unwrap();
         // SAFETY: a plain number.
@@ -146,7 +144,7 @@ pub(crate) fn child_resident() {
 
 /// Prints how many warnings one engine with transport local gave, then how many came by two with
 /// auto, then the transport that they report.
-pub(crate) fn child_auto() {
+fn child_auto() {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
     log::set_callback(Some(Box::new(|level, text| {
         if level == log::Level::Warn {
@@ -168,7 +166,7 @@ pub(crate) fn child_auto() {
 
 /// An engine whose epoll file is none, so that it cannot take a connection over. Prints its blob;
 /// when asked, how many peers it still knows, and how many shared memories it has mapped.
-pub(crate) fn child_deaf() {
+fn child_deaf() {
     let e = engine("deaf");
     let null = std::fs::File::open("/dev/null").unwrap();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
@@ -195,7 +193,7 @@ pub(crate) fn child_deaf() {
 }
 
 /// Prints how many files and mappings are left after shares that could not be made.
-pub(crate) fn child_leak() {
+fn child_leak() {
     let held = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let files = std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -211,6 +209,26 @@ pub(crate) fn child_leak() {
     wait_for_the_end();
 }
 
+/// Runs a child's part.
+pub(crate) fn run(role: &str) {
+    match role {
+        "share" => child_share(),
+        "target" => child_target(),
+        "undumpable" => {
+            // SAFETY: plain numbers.
+            unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
+            child_target();
+        }
+        "reader" => child_reader(),
+        "writer" => child_writer(),
+        "resident" => child_resident(),
+        "auto" => child_auto(),
+        "leak" => child_leak(),
+        "deaf" => child_deaf(),
+        _ => panic!("no part is called {role}"),
+    }
+}
+
 pub(crate) fn engine(name: &str) -> Engine {
     Engine::new(Config { name: name.into(), ..Config::default() }).unwrap()
 }
@@ -223,98 +241,4 @@ pub(crate) fn finish(e: &Engine, t: u64) -> kvrail::host::error::Result<Status> 
             s => return Ok(s),
         }
     }
-}
-
-pub(crate) struct OneKey(pub RemoteKey);
-
-impl Keys for OneKey {
-    fn remote(&self, _: u32) -> RemoteKey {
-        self.0
-    }
-}
-
-/// One lane connected to one peer's memory.
-pub(crate) struct Rig {
-    pub port: LocalPort<'static>,
-    pub memory: PeerMemory,
-    pub key: OneKey,
-    pub remote: u64,
-    pub buffer: Vec<u8>,
-}
-
-impl Rig {
-    pub(crate) fn new(offer: &Offer, remote: u64) -> Rig {
-        let bytes = vec![0u128; 16 << 10].leak();
-        let at = bytes.as_mut_ptr().cast::<u8>();
-        let at = NonNull::new(at.wrapping_add(at.align_offset(BLOCK_ALIGN))).unwrap();
-        // SAFETY: leaked above, and larger than this.
-        let mut arena = unsafe { Arena::over(at, 200 << 10) };
-        let mut port = LocalPort::new(&mut arena, 2).unwrap();
-        let memory = PeerMemory::attach(offer).unwrap();
-        port.connect(1, memory);
-        let key = OneKey(RemoteKey { slot: 0, generation: 1, base: remote, len: BYTES as u64 });
-        Rig { port, memory, key, remote, buffer: vec![0xEE; BYTES] }
-    }
-
-    pub(crate) fn go(&mut self, direction: Direction) -> WrStatus {
-        let op = Op {
-            local: self.buffer.as_ptr() as u64,
-            remote: self.remote,
-            len: BYTES as u32,
-            local_region: 0,
-            remote_region: 0,
-            pair: 0,
-        };
-        let batch = Batch { peer: 1, direction, ops: &[op], first_wr: 0, keys: &self.key };
-        self.port.post(&batch).unwrap();
-        self.port.poll().unwrap().status
-    }
-}
-
-/// A process with exactly this number, which maps `BYTES` bytes of 0x5A at `at` and waits. `None`:
-/// the kernel does not let us choose the number.
-pub(crate) fn stranger(pid: i32, at: u64) -> Option<i32> {
-    #[repr(C)]
-    struct CloneArgs([u64; 11]);
-    let set_tid = [pid];
-    let mut args = CloneArgs([0; 11]);
-    args.0[4] = libc::SIGCHLD as u64;
-    args.0[8] = set_tid.as_ptr() as u64;
-    args.0[9] = 1;
-    // SAFETY: like fork: the child below makes system calls only.
-    let got = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, 88usize) };
-    if got == 0 {
-        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        let rw = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the child's own memory, which nothing else of it uses; it does nothing but wait.
-        unsafe {
-            let page = at & !4095;
-            let p = libc::mmap(page as *mut _, BYTES + 8192, rw, kind, -1, 0);
-            libc::memset(p, 0x5A, BYTES + 8192);
-            libc::raise(libc::SIGSTOP);
-            libc::_exit(0);
-        }
-    }
-    (got == i64::from(pid)).then_some(pid)
-}
-
-pub(crate) fn peek(pid: i32, at: u64) -> Vec<u8> {
-    let mut bytes = vec![0u8; BYTES];
-    let l = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: BYTES };
-    let r = libc::iovec { iov_base: at as *mut _, iov_len: BYTES };
-    // SAFETY: one element each, of the buffer's size.
-    let n = unsafe { libc::process_vm_readv(pid, &raw const l, 1, &raw const r, 1, 0) };
-    assert_eq!(n, BYTES as isize);
-    bytes
-}
-
-/// A child that writes into `len` bytes at `at`, which are the region `region` of `home`.
-pub(crate) fn start_writer(home: &Engine, region: u64, at: u64, len: usize) -> (Child, Lines) {
-    let region = home.region_metadata(region).unwrap();
-    let mut writer = start("writer", None);
-    let mut out = BufReader::new(writer.stdout.take().unwrap());
-    let words = [hex(home.metadata()), hex(&region), at.to_string(), len.to_string()];
-    writeln!(writer.stdin.as_mut().unwrap(), "{}", words.join(" ")).unwrap();
-    assert_eq!(line(&mut out), ["writing"]);
-    (writer, out)
 }

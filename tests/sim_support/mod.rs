@@ -5,6 +5,7 @@ mod case;
 
 pub use case::{lanes, striped, with_port, Case, BOTH};
 
+use core::ptr::NonNull;
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
 use kvrail::engine::bell::Bell;
 use kvrail::engine::core::{Core, Parts, Tuning};
@@ -16,7 +17,6 @@ use kvrail::limits::Limits;
 use kvrail::nic::sim::{Fabric, FabricConfig, Faults, PortConfig, Rng, SimNet, SimPort};
 use kvrail::status::Status;
 use kvrail::table::{Direction, Op};
-use std::ptr::NonNull;
 
 pub type Engine = Core<'static, SimPort<'static>, SimNet<'static>>;
 
@@ -168,9 +168,9 @@ impl World {
     /// Peer slot that engine `to` has at engine `from`: itself is 0, the others follow in order.
     pub fn slot(from: usize, to: usize) -> u32 {
         match to.cmp(&from) {
-            std::cmp::Ordering::Equal => 0,
-            std::cmp::Ordering::Less => to as u32 + 1,
-            std::cmp::Ordering::Greater => to as u32,
+            core::cmp::Ordering::Equal => 0,
+            core::cmp::Ordering::Less => to as u32 + 1,
+            core::cmp::Ordering::Greater => to as u32,
         }
     }
 
@@ -255,8 +255,8 @@ impl World {
             Piece::Name(b) => name.extend_from_slice(b),
             Piece::Bytes(b) => bytes.extend_from_slice(b),
             Piece::End => {
-                let name = String::from_utf8(std::mem::take(&mut name)).unwrap();
-                all.push((name, std::mem::take(&mut bytes)));
+                let name = String::from_utf8(core::mem::take(&mut name)).unwrap();
+                all.push((name, core::mem::take(&mut bytes)));
             }
         });
         all

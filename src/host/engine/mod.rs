@@ -8,10 +8,11 @@ mod transfers;
 
 use core::net::Ipv4Addr;
 use core::ptr::NonNull;
+use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Once};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::config::Config;
 use super::control::{self, Control};

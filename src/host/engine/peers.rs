@@ -1,6 +1,7 @@
 //! Peers: made known, dialled, waited for, removed.
 
-use std::time::{Duration, Instant};
+use core::time::Duration;
+use std::time::Instant;
 
 use super::{bad_handle, Engine};
 use crate::engine::peer::{Link, PeerState, SELF};

@@ -1,6 +1,7 @@
 //! Tables, and transfers from prepare to release.
 
-use std::time::{Duration, Instant};
+use core::time::Duration;
+use std::time::Instant;
 
 use super::messages::too_long;
 use super::{bad_handle, wait_until, Engine, TransferInfo};

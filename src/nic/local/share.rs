@@ -20,8 +20,7 @@ const PAGE: usize = 4096;
 const FUTEX_OWNER_DIED: u32 = 0x4000_0000;
 /// Offset of the scratch bytes in the guard page, behind the cookie.
 const SCRATCH: u64 = 64;
-/// What of the guard page's address is random: 34 bits, in the lower half of a 47-bit address
-/// space.
+/// What of the guard page's address is random: 34 bits, in the lower half of 47-bit addresses.
 const GUARD_MASK: u64 = 0x3fff_ffff_f000;
 const _: () = assert!(GUARD_MASK.count_ones() == 34);
 /// Below this an address is not taken: old programs map there.
