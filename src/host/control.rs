@@ -381,8 +381,12 @@ impl Control {
         }
         if conn.role() == Role::Acceptor {
             log::warn(&format!("{} could not connect: {why}", peers.entry(index).title()));
-            if peers.entry(index).blob.is_none() && peers.entry(index).socket.is_none() {
+            let entry = peers.entry(index);
+            if entry.blob.is_none() && entry.socket.is_none() {
                 peers.remove(&self.shared.core, index, &why);
+            } else if !entry.dialling {
+                // What waits for this peer must end: our own dial decides.
+                entry.wanted = true;
             }
             return;
         }
