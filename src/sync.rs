@@ -30,6 +30,7 @@ pub mod shared {
 /// A cell that a protocol of the engine guards: the model checker sees every access, and two
 /// at once.
 #[cfg(loom)]
+#[allow(clippy::unsafe_removed_from_name, reason = "the same name as the type it stands for")]
 pub use loom::cell::UnsafeCell as Guarded;
 
 /// A cell that a protocol of the engine guards: the model checker sees every access, and two at

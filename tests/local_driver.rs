@@ -3,6 +3,7 @@
 //!
 //! A child is this very test binary, started again with `KVRAIL_TEST_ROLE`; `child()` is then its
 //! only test.
+#![cfg(feature = "std")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

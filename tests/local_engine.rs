@@ -1,5 +1,6 @@
 //! The engine over the `local` driver, within one process: what is promised about post, tables,
 //! capacities and limits.
+#![cfg(feature = "std")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use core::time::Duration;

@@ -1,4 +1,5 @@
 //! Two engines in one process over the `local` driver: the shortest whole path.
+#![cfg(feature = "std")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,5 @@
 //! Over the `local` driver, with all its threads: nothing is allocated between post and done.
+#![cfg(feature = "std")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use core::alloc::{GlobalAlloc, Layout};
