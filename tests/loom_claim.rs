@@ -6,6 +6,8 @@
 //! | `published_work_is_done_by_somebody_and_by_one_at_a_time` | 3 | 3 |
 //! | `a_sleeper_never_misses_what_was_published` | 3 | 0.1 |
 #![cfg(loom)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(clippy::arc_with_non_send_sync, reason = "loom's threads are the model's own")]
 
 use kvrail::engine::bell::Bell;
 use kvrail::engine::cursor::Cursor;

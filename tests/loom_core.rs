@@ -8,6 +8,8 @@
 //! | `memory_is_left_alone_after_cancel_and_release` | 3 | 34 |
 //! | `a_post_that_a_rail_overtakes_is_done` | 3 | 9 |
 #![cfg(loom)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(clippy::arc_with_non_send_sync, reason = "loom's threads are the model's own")]
 
 use core::ptr::NonNull;
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};

@@ -10,6 +10,8 @@
 //! | `messages_arrive_once_whole_and_in_each_senders_order` | 2 | 2 |
 //! | `a_block_that_was_given_back_is_another_senders_alone` | 2 | 1 |
 #![cfg(loom)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(clippy::arc_with_non_send_sync, reason = "loom's threads are the model's own")]
 
 use core::ptr::NonNull;
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};

@@ -15,13 +15,15 @@
 //! hands on the state that it knows instead of loading it again, and waits for an answer in a loop
 //! instead of asking once.
 #![cfg(loom)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(clippy::arc_with_non_send_sync, reason = "loom's threads are the model's own")]
 
 use kvrail::engine::cursor::Seen;
 use kvrail::engine::slot::{Body, Settled, Slot};
 use kvrail::engine::state::{Phase, State};
 use kvrail::status::Status;
 use loom::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 const OPS: usize = 2;
