@@ -9,13 +9,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(clippy::arc_with_non_send_sync, reason = "loom's threads are the model's own")]
 
+use core::sync::atomic::AtomicBool as PlainBool;
 use kvrail::engine::bell::Bell;
 use kvrail::engine::cursor::Cursor;
 use kvrail::engine::token::PollToken;
 use kvrail::sync::{AtomicBool, AtomicU32, Ordering};
 use loom::cell::UnsafeCell;
 use loom::sync::Notify;
-use std::sync::atomic::AtomicBool as PlainBool;
 use std::sync::Arc;
 
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {

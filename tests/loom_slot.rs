@@ -18,12 +18,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(clippy::arc_with_non_send_sync, reason = "loom's threads are the model's own")]
 
+use core::sync::atomic::{AtomicU32, Ordering};
 use kvrail::engine::cursor::Seen;
 use kvrail::engine::slot::{Body, Settled, Slot};
 use kvrail::engine::state::{Phase, State};
 use kvrail::status::Status;
 use loom::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 const OPS: usize = 2;
