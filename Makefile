@@ -52,7 +52,7 @@ lib: tools-rust ## libkvrail.so and libkvrail.a, optimised
 	@$(CARGO) build --release -p kvrail-ffi
 
 plugin: tools-cxx lib ## the NIXL plugin, build/plugins/libplugin_RBLN.so
-	@bindings/nixl/build.sh --out "$(PLUGINS)" --kvrail-lib "$(RELEASE)"
+	@bindings/nixl/build.sh --out "$(PLUGINS)" --kvrail-lib "$(RELEASE)" >&2
 
 # As another user, who may have no cargo: make lib plugin && sudo make install NOBUILD=1
 install: $(if $(NOBUILD),,lib plugin) ## header, libraries, kvrail.pc and plugin [PREFIX=, DESTDIR=, NOBUILD=1]

@@ -28,11 +28,16 @@ pub const MAX_MESSAGE_BYTES: u32 = 1 << 30;
 /// Fewest: what the channel protocol keeps free before it reads, twice.
 pub const MIN_MESSAGE_BYTES: u32 = 2 << 20;
 
+const WINDOW: u64 = cost(MAX_MESSAGE) * 3 / 2;
+const RESERVE: u64 = READ_RESERVE as u64 * BLOCK as u64;
+/// Most peers, the engine itself included: so many windows fit the largest pool.
+pub const MAX_PEERS: u32 = ((MAX_MESSAGE_BYTES as u64 - RESERVE) / WINDOW) as u32;
+
 impl Limits {
     /// The name, value and allowed range of the first capacity that is out of range.
     pub const fn check(&self) -> Result<(), (&'static str, u32, u32, u32)> {
         let all = [
-            ("max_peers", self.peers, 2, 65_536),
+            ("max_peers", self.peers, 2, MAX_PEERS),
             ("max_regions", self.regions, 1, 1 << 20),
             ("max_remote_regions", self.remote_regions, 1, 1 << 22),
             ("max_transfers", self.transfers, 1, 1 << 20),
@@ -52,9 +57,7 @@ impl Limits {
             return Err(("message_bytes", self.message_bytes, need as u32, MAX_MESSAGE_BYTES));
         }
         if need > MAX_MESSAGE_BYTES as u64 {
-            let room = MAX_MESSAGE_BYTES as u64 - READ_RESERVE as u64 * BLOCK as u64;
-            let most = (room / self.window()) as u32;
-            return Err(("max_peers", self.peers, 2, most));
+            return Err(("max_peers", self.peers, 2, MAX_PEERS));
         }
         Ok(())
     }
@@ -77,7 +80,7 @@ impl Limits {
     /// eighth, at latest after two. A peer that sends much is given more out of
     /// [`Limits::spare_window`].
     pub const fn window(&self) -> u64 {
-        cost(MAX_MESSAGE) * 3 / 2
+        WINDOW
     }
 
     /// Most that one peer is given.
@@ -98,10 +101,10 @@ impl Limits {
 
     /// Message bytes that so many peers need.
     const fn least_message_bytes(&self) -> u64 {
-        READ_RESERVE as u64 * BLOCK as u64 + self.peers as u64 * self.window()
+        RESERVE + self.peers as u64 * WINDOW
     }
 }
 
 const _: () = assert!(1 << 22 <= MAX_INDEX && 65_536 <= MAX_INDEX);
-const _: () = assert!(cost(MAX_MESSAGE) * 3 / 2 * 6 / 8 >= cost(MAX_MESSAGE));
+const _: () = assert!(WINDOW * 6 / 8 >= cost(MAX_MESSAGE));
 const _: () = assert!(MIN_MESSAGE_BYTES / 2 / 256 > READ_RESERVE);

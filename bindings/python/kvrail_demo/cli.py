@@ -39,7 +39,7 @@ def parse(argv):
     add("--tp", type=int, default=1, help="tensor-parallel size; default: %(default)s")
     add("--direction", choices=("pull", "push"), default="pull",
         help="pull: decode READs; push: prefill WRITEs; default: %(default)s")
-    add("--rails", type=int, default=2, help="rails of each side; default: %(default)s")
+    add("--rails", type=int, default=2, help="rails of each side, 1 to 16; default: %(default)s")
     add("--stripe-width", type=int, choices=(0, 1),
         help="1: one rail a transfer; 0: every rail; default: 0 with more than one rail")
     add("--seed", type=int, help="of patterns and block tables; default: a new one, shown")
@@ -51,8 +51,8 @@ def parse(argv):
     add("--backend", default="RBLN", help=argparse.SUPPRESS)  # development: UCX
     add("--hold", type=float, default=0.0, help=argparse.SUPPRESS)  # tests: wait before the post
     args = parser.parse_args(argv)
-    if args.rails < 1:
-        raise Refused(f"--rails is {args.rails}, it must be at least 1")
+    if not 1 <= args.rails <= 16:
+        raise Refused(f"--rails is {args.rails}, it must be 1 to 16")
     if args.timeout <= 0:
         raise Refused(f"--timeout is {args.timeout}, it must be more than 0 seconds")
     if args.seed is None:

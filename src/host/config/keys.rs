@@ -93,7 +93,7 @@ const TABLES: RangeInclusive<u64> = 1..=crate::handle::MAX_INDEX as u64;
 const MILLION: RangeInclusive<u64> = 1..=1 << 20;
 /// Each peer has a window of message memory, so the largest `message_bytes` says how many there can
 /// be.
-const PEERS: RangeInclusive<u64> = 1..=16_237;
+const PEERS: RangeInclusive<u64> = 1..=crate::limits::MAX_PEERS as u64 - 1;
 /// Ten minutes: a longer wait is a hang.
 const WAIT: RangeInclusive<u64> = 1..=600_000;
 
@@ -162,7 +162,7 @@ pub(super) const KEYS: &[Key] = &[
     ),
     number_key(
         "message_bytes",
-        "notifications on their way, 2M..=1G bytes out and as many in; a peer needs 66088 of them",
+        "notifications on their way, 2M..=1G bytes out and as many in; a peer needs 99132 of them",
         |c| &mut c.message_bytes,
         Unit::Bytes,
         MIN_MESSAGE_BYTES as u64..=MAX_MESSAGE_BYTES as u64,
@@ -174,7 +174,7 @@ pub(super) const KEYS: &[Key] = &[
     },
     number_key(
         "max_peers",
-        "most peers, 1..=16237; each takes fixed memory and 66088 of message_bytes",
+        "most peers, 1..=10824; each takes fixed memory and 99132 of message_bytes",
         |c| &mut c.max_peers,
         Unit::Count,
         PEERS,
