@@ -337,6 +337,27 @@ fn a_killed_peer_ends_transfers_and_its_counts_do_not_block_anybody() {
 }
 
 #[test]
+fn a_killed_peer_is_noticed_though_a_forked_child_of_it_lives() {
+    let mut target = start("forker", None);
+    let mut out = BufReader::new(target.stdout.take().unwrap());
+    let blob = line(&mut out)[0].clone();
+    let e = engine("survivor");
+    let peer = e.peer_add(&unhex(&blob), None).unwrap();
+    e.peer_connect(peer.raw(), HANG).unwrap();
+    writeln!(target.stdin.as_mut().unwrap(), "fork").unwrap();
+    let child: i32 = line(&mut out)[0].parse().unwrap();
+    stop(target);
+    let until = Instant::now() + HANG / 2;
+    while e.peer_state(peer.raw()).is_ok() && Instant::now() < until {
+        std::thread::yield_now();
+    }
+    let state = e.peer_state(peer.raw());
+    // SAFETY: a child of our child, which only sleeps.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    assert_eq!(state.unwrap_err().status, Status::Disconnected);
+}
+
+#[test]
 fn a_peer_that_restarts_under_its_name_is_a_new_peer() {
     let e = engine("survivor");
     let mut handles = Vec::new();

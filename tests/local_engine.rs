@@ -240,6 +240,33 @@ fn an_engine_in_a_block_of_the_callers_never_takes_more() {
 }
 
 #[test]
+fn a_peer_that_removed_us_is_gone_at_once() {
+    let p = Pair::new(config("near"), config("far"));
+    let us = p.far.peer_find(b"near").unwrap();
+    p.far.peer_remove(us.raw()).unwrap();
+    let until = Instant::now() + HANG;
+    while p.near.peer_state(p.peer.raw()).is_ok() {
+        // Before it was mended this lasted until something else woke the far side.
+        assert!(Instant::now() < until, "hang");
+        std::thread::yield_now();
+    }
+    refused(p.near.notify(p.peer.raw(), b"x"), Status::Disconnected, &["far"]);
+}
+
+#[test]
+fn a_new_connection_is_not_ended_by_the_end_of_the_one_before() {
+    let (near, far) = (Engine::new(config("near")).unwrap(), Engine::new(config("far")).unwrap());
+    for round in 0..1500 {
+        let peer = near.peer_add(far.metadata(), None).unwrap();
+        near.peer_connect(peer.raw(), HANG).unwrap();
+        if let Err(e) = near.notify(peer.raw(), b"x") {
+            panic!("round {round}: {e}");
+        }
+        near.peer_remove(peer.raw()).unwrap();
+    }
+}
+
+#[test]
 fn regions_may_overlap_and_be_registered_twice() {
     let p = Pair::new(config("near"), config("far"));
     let at = p.local.0.as_ptr() as u64;

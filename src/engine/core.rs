@@ -313,7 +313,11 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         for lane in 0..self.lanes.len() as u32 {
             self.close_rail(lane, index, status);
         }
-        self.drop_messages(index, status)
+        let link = self.drop_messages(index, status);
+        // Marks of this connection must not end the next one. No new one comes: its rails and its
+        // stream are closed.
+        self.broken[index as usize / 64].fetch_and(!(1 << (index % 64)), Ordering::AcqRel);
+        link
     }
 
     /// True when a poll might find something: what a sleeper asks after it dozed off.

@@ -27,6 +27,8 @@ use crate::sync::Ordering;
 const UNPROVEN: usize = 128;
 /// How often the thread looks around by itself while it waits for somebody.
 const TICK: Duration = Duration::from_millis(100);
+/// How long nobody is accepted after the system refused to.
+const DEAF: Duration = Duration::from_secs(1);
 /// How soon a peer that could not be reached is dialled again at the earliest.
 const REDIAL: Duration = Duration::from_millis(250);
 
@@ -36,6 +38,8 @@ pub(super) struct Control {
     conns: Vec<Conn>,
     /// What `sleep` waits for; kept, so that an idle engine allocates nothing.
     files: Vec<libc::pollfd>,
+    /// No connection can be accepted until then.
+    deaf_until: Option<Instant>,
     stalls: Stalls,
     stats: Stats,
 }
@@ -48,6 +52,7 @@ impl Control {
             listener,
             conns: Vec::new(),
             files: Vec::new(),
+            deaf_until: None,
             stalls: Stalls::default(),
             stats,
         }
@@ -78,14 +83,22 @@ impl Control {
         let files = &mut self.files;
         files.clear();
         files.push(sys::interest(self.shared.events.fd(), libc::POLLIN));
-        files.push(sys::interest(self.listener.as_raw_fd(), libc::POLLIN));
+        self.deaf_until = self.deaf_until.filter(|&t| t > Instant::now());
+        if self.deaf_until.is_none() {
+            files.push(sys::interest(self.listener.as_raw_fd(), libc::POLLIN));
+        }
         for c in &self.conns {
             let out = if c.wants_to_write() { libc::POLLOUT } else { 0 };
             files.push(sys::interest(c.socket.as_raw_fd(), libc::POLLIN | out));
         }
         let peers = self.shared.peers();
-        files.extend(peers.sockets().map(|(_, fd)| sys::interest(fd, libc::POLLRDHUP)));
-        let ms = if !self.conns.is_empty() || self.stats.is_on() || peers.is_waiting() {
+        for (index, fd) in peers.sockets() {
+            files.push(sys::interest(fd, libc::POLLRDHUP));
+            // A forked child keeps the socket open beyond the peer's end.
+            files.extend(peers.rows.current(index).map(|p| sys::interest(p, libc::POLLIN)));
+        }
+        let waiting = peers.is_waiting() || self.deaf_until.is_some();
+        let ms = if !self.conns.is_empty() || self.stats.is_on() || waiting {
             TICK.as_millis() as i32
         } else if self.shared.core.transfers_used() > 0 {
             Stalls::pause(&self.shared).as_millis() as i32
@@ -106,7 +119,20 @@ impl Control {
     }
 
     fn accept(&mut self) {
-        while let Ok((socket, from)) = self.listener.accept() {
+        if self.deaf_until.is_some() {
+            return;
+        }
+        loop {
+            let (socket, from) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(e) => {
+                    // Out of files, most likely. Who wants in waits; we must not spin meanwhile.
+                    log::warn(&format!("cannot accept connections for now: {e}"));
+                    self.deaf_until = Some(Instant::now() + DEAF);
+                    return;
+                }
+            };
             let nonce = sys::random();
             let (Ok(nonce), Ok(())) = (nonce, socket.set_nonblocking(true)) else { continue };
             let unproven = self.conns.iter().filter(|c| c.is_unproven()).count();
@@ -410,10 +436,11 @@ impl Control {
     /// Peers whose stream was closed or broke: what they sent before is read, then they are dead.
     fn bury(&self) {
         let shared = &self.shared;
-        let mut gone: Vec<u32> = core::iter::from_fn(|| shared.core.next_broken()).collect();
+        // Under the lock, so that no mark is of a connection before the one that is here now.
         let mut peers = shared.peers();
+        let mut gone: Vec<u32> = core::iter::from_fn(|| shared.core.next_broken()).collect();
         for (index, fd) in peers.sockets() {
-            if is_closed(fd) {
+            if is_closed(fd) || peers.rows.current(index).is_some_and(sys::is_ready) {
                 gone.push(index);
             }
         }

@@ -16,8 +16,10 @@ pub struct Error {
 pub type Result<T> = core::result::Result<T, Error>;
 
 impl Error {
-    /// An error of `status` with its text.
+    /// An error of `status` with its text. A status that is no error would read as success across
+    /// the C ABI, so it becomes [`Status::Internal`].
     pub fn new(status: Status, message: impl Into<String>) -> Error {
+        let status = if status.is_err() { status } else { Status::Internal };
         Error { status, message: message.into() }
     }
 }
@@ -61,6 +63,13 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_is_never_a_success() {
+        for status in [Status::Ok, Status::InProgress] {
+            assert_eq!(Error::new(status, "x").status, Status::Internal);
+        }
+    }
 
     #[test]
     fn displays_the_status_and_the_text() {

@@ -122,7 +122,11 @@ impl Peers {
         if let Some(memory) = entry.memory.take() {
             memory.detach();
         }
-        entry.socket = None;
+        if let Some(socket) = entry.socket.take() {
+            // Dropping it is not enough: as long as somebody waits for it in `poll`, or a forked
+            // child has it, the other side would not be told. What was sent still arrives.
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
     }
 
     /// Closes and forgets a peer: its handle and its regions' handles are stale.

@@ -2,7 +2,7 @@
 //! copy leaves its counts behind, and so may a peer that is forgotten already. A row may be cleared
 //! only when every process that had it has ended.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use super::sys;
 use crate::nic::local::Share;
@@ -38,6 +38,11 @@ impl Rows {
         // The same process again, or a recycled number: the new file stands for it.
         tenants.retain(|t| t.pid != pid && !t.has_ended());
         tenants.push(Tenant { pid, process, title });
+    }
+
+    /// The file that becomes readable when the process that has `row` now has ended.
+    pub(super) fn current(&self, row: u32) -> Option<RawFd> {
+        Some(self.0[row as usize].last()?.process.as_ref()?.as_raw_fd())
     }
 
     /// True when nobody is inside any region by this row. The counts of processes that have ended

@@ -95,6 +95,24 @@ fn child_target() {
     wait_for_the_end();
 }
 
+/// A target that forks when it is told to. The child has all its files, and only sleeps.
+fn child_forker() {
+    let e = engine("forker");
+    println!("@ {}", hex(e.metadata()));
+    ask();
+    // SAFETY: the child makes system calls only.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::sleep(120);
+            libc::_exit(0);
+        }
+    }
+    println!("@ {child}");
+    wait_for_the_end();
+}
+
 /// Tries to connect, and prints how that ended.
 fn child_reader() {
     let e = engine("reader");
@@ -214,6 +232,7 @@ pub(crate) fn run(role: &str) {
     match role {
         "share" => child_share(),
         "target" => child_target(),
+        "forker" => child_forker(),
         "undumpable" => {
             // SAFETY: plain numbers.
             unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };

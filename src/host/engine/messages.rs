@@ -12,12 +12,13 @@ impl Engine {
         if msg.len() > MAX_MESSAGE {
             return Err(too_long(msg.len()));
         }
-        let (index, s) = self.peer(peer)?;
+        let (index, _) = self.peer(peer)?;
         self.shared.core.notify(peer, msg).map_err(|status| match status {
             Status::Capacity => self.messages_full(),
             _ => {
+                let why = self.peer_error(index, status);
                 self.redial(index);
-                self.peer_error(index, s)
+                why
             }
         })
     }

@@ -64,10 +64,12 @@ impl Engine {
         self.here()?.core.peer(raw).map_err(|s| bad_handle("peer", raw, s))
     }
 
-    /// Why a peer is of no use, in words.
-    pub(super) fn peer_error(&self, index: u32, state: PeerState) -> Error {
+    /// Why a peer is of no use, in words. `status` is what the caller was refused with: how things
+    /// stand with the peer may have changed since.
+    pub(super) fn peer_error(&self, index: u32, status: Status) -> Error {
+        let status = if status.is_err() { status } else { Status::Disconnected };
         let known = self.shared.peers().entry(index).error.clone();
-        known.unwrap_or_else(|| Error::new(state.status, "the peer is gone"))
+        Error::new(status, known.map_or_else(|| "the peer is gone".into(), |e| e.message))
     }
 
     /// How things stand with a peer: connected, or being dialled, or an error that says why not.
@@ -76,7 +78,7 @@ impl Engine {
         match s.link {
             Link::Up => Ok(Status::Ok),
             Link::Down => Ok(Status::InProgress),
-            _ => Err(self.peer_error(index, s)),
+            _ => Err(self.peer_error(index, s.status)),
         }
     }
 
@@ -95,7 +97,7 @@ impl Engine {
                 s if s.link == Link::Up => return Ok(()),
                 s if s.link == Link::Dead => {
                     drop(peers);
-                    return Err(self.peer_error(index, s));
+                    return Err(self.peer_error(index, s.status));
                 }
                 _ => {}
             }

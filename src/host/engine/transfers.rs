@@ -106,8 +106,9 @@ impl Engine {
             Status::Stale | Status::Invalid => return bad_handle("transfer", transfer, status),
             _ => {
                 if let Some(peer) = self.shared.core.peer_of(transfer) {
+                    let why = self.peer_error(peer, status);
                     self.redial(peer);
-                    return self.peer_error(peer, self.shared.core.peer_state(peer));
+                    return why;
                 }
                 format!("transfer {transfer:#x}")
             }
@@ -139,7 +140,7 @@ impl Engine {
         }
         if matches!(status, Status::Disconnected | Status::Unreachable | Status::Refused) {
             if let Some(peer) = self.shared.core.peer_of(transfer) {
-                let why = self.peer_error(peer, self.shared.core.peer_state(peer));
+                let why = self.peer_error(peer, status);
                 text += &format!(": {}", why.message);
             }
         }
