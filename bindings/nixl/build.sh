@@ -27,9 +27,10 @@ for need in "$lib/libkvrail.a" "$include/kvrail.h"; do
 done
 mkdir -p "$out"
 # Nothing to do when the plugin is newer than all that it is made of.
-if [ -f "$out/libplugin_RBLN.so" ] &&
-    [ -z "$(find "$here" "$lib/libkvrail.a" "$include/kvrail.h" -newer "$out/libplugin_RBLN.so" -type f)" ]; then
-    echo "$out/libplugin_RBLN.so"
+plugin=$out/libplugin_RBLN.so
+if [ -f "$plugin" ] && [ -z "$(find "$here" "$lib/libkvrail.a" "$include/kvrail.h" \
+    -type f -newer "$plugin")" ]; then
+    echo "$plugin"
     exit 0
 fi
 # Linked under another name and then renamed: an agent may have the old file mapped.
@@ -39,5 +40,5 @@ ${CXX:-g++} -std=c++17 -O2 -fPIC -shared -fvisibility=hidden -fno-gnu-unique \
     -I"$include" "$here/plugin.cpp" "$here/engine.cpp" -o "$out/.libplugin_RBLN.so.new" \
     -Wl,-z,defs -Wl,--version-script="$here/exports.map" -Wl,--exclude-libs,ALL \
     -Wl,--gc-sections -Wl,--as-needed "$lib/libkvrail.a" -lpthread -ldl -lm
-mv "$out/.libplugin_RBLN.so.new" "$out/libplugin_RBLN.so"
-echo "$out/libplugin_RBLN.so"
+mv "$out/.libplugin_RBLN.so.new" "$plugin"
+echo "$plugin"
