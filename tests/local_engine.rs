@@ -240,6 +240,31 @@ fn an_engine_in_a_block_of_the_callers_never_takes_more() {
 }
 
 #[test]
+fn a_release_says_that_only_the_message_is_waited_for() {
+    let near = Config { release_timeout_ms: 50, ..config("near") };
+    let p = Pair::new(near, Config { progress_thread: false, ..config("far") });
+    let note = vec![1u8; 65_536];
+    let stuck = (0..500).find_map(|_| {
+        let t = p.read(&[(0, 64)]).unwrap();
+        p.near.post(t.raw(), Some(&note)).unwrap();
+        let until = Instant::now() + Duration::from_millis(100);
+        while p.near.check(t.raw()).unwrap() == Status::InProgress {
+            // The far side never polls, so a full window stays full.
+            if Instant::now() > until {
+                return Some(t);
+            }
+        }
+        None
+    });
+    let t = stuck.expect("the window must fill up");
+    refused(p.near.release(t.raw()), Status::Busy, &["in place", "message still waits"]);
+    while p.near.check(t.raw()).unwrap() == Status::InProgress {
+        p.far.notifs(&mut |_, _| {}).unwrap();
+    }
+    p.near.release(t.raw()).unwrap();
+}
+
+#[test]
 fn a_peer_that_removed_us_is_gone_at_once() {
     let p = Pair::new(config("near"), config("far"));
     let us = p.far.peer_find(b"near").unwrap();
