@@ -6,6 +6,7 @@
 
 use crate::engine::arena::Arena;
 use crate::engine::bell::Bell;
+use crate::engine::bits::Bits;
 use crate::engine::channel::{Channel, SCRATCH};
 use crate::engine::lane::Lane;
 use crate::engine::message::{Pool, Queue, MAX_NAME};
@@ -60,9 +61,9 @@ pub struct Core<'m, P: Port, N: Net> {
     pub(super) return_free: IndexStack,
     pub(super) peers: &'m [Peer<N::Link>],
     /// Peers with messages to send, one bit each.
-    pub(super) outgoing: &'m [AtomicU64],
+    pub(super) outgoing: Bits<'m>,
     /// Peers whose stream broke the protocol or was closed, one bit each: the host closes them.
-    pub(super) broken: &'m [AtomicU64],
+    pub(super) broken: Bits<'m>,
     pub(super) tx: Pool<'m>,
     pub(super) rx: Pool<'m>,
     pub(super) inbox: Queue,
@@ -123,7 +124,6 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let lanes = arena.array_from(l.lanes as usize, || staged.next())?;
         let slot_links = arena.array(l.transfers as usize, |_| AtomicU32::new(NONE))?;
         let return_links = arena.array(l.returns() as usize, |_| AtomicU32::new(NONE))?;
-        let words = l.peers.div_ceil(64) as usize;
         let mut name = [0; MAX_NAME];
         let name_len = parts.name.len().min(MAX_NAME);
         name[..name_len].copy_from_slice(&parts.name[..name_len]);
@@ -139,8 +139,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             return_links,
             return_free: IndexStack::new(),
             peers: arena.array(l.peers as usize, |_| Peer::new())?,
-            outgoing: arena.array(words, |_| AtomicU64::new(0))?,
-            broken: arena.array(words, |_| AtomicU64::new(0))?,
+            outgoing: Bits::new(arena, l.peers)?,
+            broken: Bits::new(arena, l.peers)?,
             tx: Pool::new(arena, l.blocks())?,
             rx: Pool::new(arena, l.blocks())?,
             inbox: Queue::new(),
@@ -291,7 +291,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// Makes every lane and the messages look at a peer again.
     fn kick(&self, index: u32) {
-        self.outgoing[index as usize / 64].fetch_or(1 << (index % 64), Ordering::AcqRel);
+        self.outgoing.set(index);
         self.net_token.publish();
         for lane in self.lanes {
             lane.token.publish();
@@ -316,7 +316,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let link = self.drop_messages(index, status);
         // Marks of this connection must not end the next one. No new one comes: its rails and its
         // stream are closed.
-        self.broken[index as usize / 64].fetch_and(!(1 << (index % 64)), Ordering::AcqRel);
+        self.broken.clear(index);
         link
     }
 
@@ -337,24 +337,18 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// True when [`Core::next_broken`] has one.
     pub fn has_broken(&self) -> bool {
-        self.broken.iter().any(|w| w.load(Ordering::Acquire) != 0)
+        !self.broken.is_empty()
     }
 
     /// Control side only: takes the next peer whose stream is of no use any more.
     pub fn next_broken(&self) -> Option<u32> {
-        for (i, word) in self.broken.iter().enumerate() {
-            let bits = word.load(Ordering::Acquire);
-            if bits != 0 {
-                let bit = bits.trailing_zeros();
-                word.fetch_and(!(1 << bit), Ordering::AcqRel);
-                return Some(i as u32 * 64 + bit);
-            }
-        }
-        None
+        let index = self.broken.next(0)?;
+        self.broken.clear(index);
+        Some(index)
     }
 
     pub(super) fn mark_broken(&self, index: u32) {
-        self.broken[index as usize / 64].fetch_or(1 << (index % 64), Ordering::AcqRel);
+        self.broken.set(index);
         self.host.wake();
     }
 

@@ -1,6 +1,7 @@
 //! A lane: one local NIC port, the rails on it, and the transfers that are published to it.
 
 use crate::engine::arena::Arena;
+use crate::engine::bits::Bits;
 use crate::engine::ledger::Ledger;
 use crate::engine::token::PollToken;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
@@ -63,7 +64,7 @@ pub struct Lane<'m, P> {
     pub outstanding: AtomicU64,
     /// For `rail_info`.
     pub stats: LaneStats,
-    active: &'m [AtomicU64],
+    active: Bits<'m>,
     inner: UnsafeCell<Inner<'m, P>>,
 }
 
@@ -79,7 +80,7 @@ impl<'m, P> Lane<'m, P> {
             token: PollToken::new(),
             outstanding: AtomicU64::new(0),
             stats: LaneStats::default(),
-            active: arena.array(transfers.div_ceil(64) as usize, |_| AtomicU64::new(0))?,
+            active: Bits::new(arena, transfers)?,
             inner: UnsafeCell::new(Inner { port, rails, claims: 0, next: 0 }),
         })
     }
@@ -96,28 +97,17 @@ impl<'m, P> Lane<'m, P> {
 
     /// Publishes a transfer to this lane. True when it was not published to it already.
     pub fn set(&self, slot: u32) -> bool {
-        let bit = 1 << (slot % 64);
-        self.active[slot as usize / 64].fetch_or(bit, Ordering::AcqRel) & bit == 0
+        self.active.set(slot)
     }
 
     /// Takes a transfer off this lane. The caller looks at its cursor again afterwards: a post may
     /// have come between.
     pub fn clear(&self, slot: u32) {
-        self.active[slot as usize / 64].fetch_and(!(1 << (slot % 64)), Ordering::AcqRel);
+        self.active.clear(slot);
     }
 
     /// The next published slot at or after `from`, without wrapping.
     pub fn next_active(&self, from: u32) -> Option<u32> {
-        let mut word = from as usize / 64;
-        let mut mask = u64::MAX << (from % 64);
-        while let Some(w) = self.active.get(word) {
-            let bits = w.load(Ordering::Acquire) & mask;
-            if bits != 0 {
-                return Some(word as u32 * 64 + bits.trailing_zeros());
-            }
-            word += 1;
-            mask = u64::MAX;
-        }
-        None
+        self.active.next(from)
     }
 }

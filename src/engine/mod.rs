@@ -12,6 +12,7 @@
 
 pub mod arena;
 pub mod bell;
+pub mod bits;
 pub mod channel;
 pub mod core;
 pub mod cursor;

@@ -53,7 +53,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             return;
         }
         self.peers[peer as usize].queue.push(&self.tx, m);
-        self.outgoing[peer as usize / 64].fetch_or(1 << (peer % 64), Ordering::AcqRel);
+        self.outgoing.set(peer);
         self.net_token.publish();
         if !self.poll_messages(false) && self.net_token.is_pending() {
             self.worker.wake();
@@ -122,16 +122,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 channel.grow(self.spare_window(channel.window()));
             }
             // What came may have opened the window.
-            self.outgoing[peer as usize / 64].fetch_or(1 << (peer % 64), Ordering::AcqRel);
+            self.outgoing.set(peer);
         }
-        for (i, word) in self.outgoing.iter().enumerate() {
-            let mut bits = word.swap(0, Ordering::AcqRel);
-            while bits != 0 {
-                let peer = i as u32 * 64 + bits.trailing_zeros();
-                bits &= bits - 1;
-                moved |= self.send_to(peer);
-            }
-        }
+        self.outgoing.take_each(|peer| moved |= self.send_to(peer));
         let again = self.net_token.give_back();
         if again {
             self.worker.wake();
@@ -185,8 +178,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         match channel.send(&self.tx, &mut io.fifo, consumed, sent) {
             Ok(moved) => {
                 if channel.is_stuck() {
-                    self.outgoing[index as usize / 64]
-                        .fetch_or(1 << (index % 64), Ordering::AcqRel);
+                    self.outgoing.set(index);
                 }
                 moved
             }
@@ -203,7 +195,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// True when a stream took less than there was: whoever sleeps should look again soon.
     pub fn is_stuck(&self) -> bool {
-        self.outgoing.iter().any(|w| w.load(Ordering::Acquire) != 0)
+        !self.outgoing.is_empty()
     }
 
     /// Control side only: takes in what a stream that is about to be closed still has.
@@ -238,9 +230,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         })
     }
 
-    /// Takes every message that has arrived: `f` gets the sender's name and the bytes, cut in
-    /// stretches: first the name's (`true`), then the message's, then one empty call that ends
-    /// it. Returns how many messages.
+    /// Takes every message that has arrived: `f` gets each in stretches, first of the sender's name,
+    /// then of the bytes, then [`Piece::End`]. Returns how many messages.
     pub fn take_messages(&self, mut f: impl FnMut(Piece<'_>)) -> usize {
         let mut n = 0;
         for (inbox, pool) in [(&self.own_inbox, &self.tx), (&self.inbox, &self.rx)] {
@@ -270,7 +261,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let before = peer.consumed.fetch_add(cost(h.len as usize), Ordering::AcqRel);
         let step = self.limits.window() / 8;
         if before / step != (before + cost(h.len as usize)) / step {
-            self.outgoing[h.peer as usize / 64].fetch_or(1 << (h.peer % 64), Ordering::AcqRel);
+            self.outgoing.set(h.peer);
             self.net_token.publish();
             self.poll_messages(false);
         }

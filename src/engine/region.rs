@@ -46,9 +46,6 @@ pub struct Regions<'m> {
     links: &'m [AtomicU32],
     free: IndexStack,
     used: AtomicU32,
-    /// Grows whenever any region is closed, so that a post can skip checking regions that nobody
-    /// closed.
-    closes: AtomicU64,
 }
 
 impl<'m> Regions<'m> {
@@ -70,14 +67,7 @@ impl<'m> Regions<'m> {
         for i in (0..links.len() as u32).rev() {
             free.push(links, i);
         }
-        Some(Regions {
-            kind,
-            slots,
-            links,
-            free,
-            used: AtomicU32::new(0),
-            closes: AtomicU64::new(0),
-        })
+        Some(Regions { kind, slots, links, free, used: AtomicU32::new(0) })
     }
 
     /// Regions in use.
@@ -88,11 +78,6 @@ impl<'m> Regions<'m> {
     /// How many there can be.
     pub fn capacity(&self) -> u32 {
         self.slots.len() as u32
-    }
-
-    /// How often a region of this table was closed.
-    pub fn closes(&self) -> u64 {
-        self.closes.load(Ordering::Acquire)
     }
 
     /// Opens a region in a free slot. `None`: the table is full.
@@ -119,7 +104,6 @@ impl<'m> Regions<'m> {
         r.word
             .compare_exchange(word, next, Ordering::AcqRel, Ordering::Relaxed)
             .map_err(|_| Status::Stale)?;
-        self.closes.fetch_add(1, Ordering::AcqRel);
         Ok(view)
     }
 

@@ -242,8 +242,7 @@ impl Shared {
         }
     }
 
-    /// True when the peer in `row` can be in none of our regions; a dead process's counts are
-    /// cleared first.
+    /// What peers need to reach this engine, which listens at `ip` and `port`.
     pub(super) fn blob(&self, port: u16, ip: core::net::Ipv4Addr) -> ConnBlob {
         ConnBlob {
             name: self.core.name().to_vec(),
