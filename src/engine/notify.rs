@@ -230,8 +230,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         })
     }
 
-    /// Takes every message that has arrived: `f` gets each in stretches, first of the sender's name,
-    /// then of the bytes, then [`Piece::End`]. Returns how many messages.
+    /// Takes every message that has arrived: `f` gets each in stretches, first of the sender's
+    /// name, then of the bytes, then [`Piece::End`]. Returns how many messages.
     pub fn take_messages(&self, mut f: impl FnMut(Piece<'_>)) -> usize {
         let mut n = 0;
         for (inbox, pool) in [(&self.own_inbox, &self.tx), (&self.inbox, &self.rx)] {
