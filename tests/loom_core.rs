@@ -33,7 +33,9 @@ struct Copier {
 }
 
 impl Port for Copier {
-    const ACCESS_ERROR_BREAKS_RAIL: bool = false;
+    fn access_error_breaks_rail(&self) -> bool {
+        false
+    }
 
     fn depth(&self) -> u32 {
         8

@@ -4,6 +4,7 @@
 use crate::engine::core::Core;
 use crate::engine::lane::{Inner, Lane, LANE_CLAIMS};
 use crate::engine::ledger::Claim;
+use crate::engine::region::BothRegions;
 use crate::engine::slot::{Body, Settled, Slot};
 use crate::engine::state::{Phase, State};
 use crate::nic::{Batch, Completion, Net, Port, PostError, WrStatus};
@@ -126,7 +127,10 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         // SAFETY: I3: as above; the pool keeps the ops until release.
         let ops = unsafe { core::slice::from_raw_parts(body.ops, body.n_ops as usize) };
-        let limit = credits.min(inner.port.batch_ops());
+        let limit = credits.min(inner.port.batch_ops()).min(inner.port.room());
+        if limit == 0 {
+            return None;
+        }
         if let Some((first, count)) = self.take_return(slot) {
             let (take, bytes) = sized(ops, first, count.min(limit), inner.port.batch_bytes());
             if take < count {
@@ -205,8 +209,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         lane.outstanding.fetch_add(claim.bytes, Ordering::Relaxed);
         lane.stats.claims.fetch_add(1, Ordering::Relaxed);
         lane.stats.bytes_posted.fetch_add(claim.bytes, Ordering::Relaxed);
+        let keys = BothRegions { local: &self.local, remote: &self.remote };
         let batch =
-            Batch { peer: body.peer, direction: body.direction, ops, first_wr, keys: &self.remote };
+            Batch { peer: body.peer, direction: body.direction, ops, first_wr, keys: &keys };
         let Err((posted, why)) = inner.port.post(&batch) else { return Served::Claimed };
         let unposted = claim.count - posted.min(claim.count);
         let bytes = ops[posted as usize..].iter().map(|o| u64::from(o.len)).sum();
@@ -297,7 +302,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             slot.counters.failed_pair.fetch_min(u64::from(pair), Ordering::Relaxed);
         }
         slot.end(status);
-        if P::ACCESS_ERROR_BREAKS_RAIL {
+        if inner.port.access_error_breaks_rail() {
             self.rail_failed(lane, inner, c.peer);
             return;
         }
