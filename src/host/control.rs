@@ -278,7 +278,7 @@ impl Control {
                     sys::allow_copies();
                     self.prove(conn, RailOffer::decode(&offer)?)?;
                 }
-                Step::Done { leftover } => return self.finish(conn, &leftover).map(|()| true),
+                Step::Done { leftover, .. } => return self.finish(conn, &leftover).map(|()| true),
             }
             conn.flush()?;
         }
@@ -338,7 +338,7 @@ impl Control {
         let title = peers.entry(index).title();
         peers.rows.give(index, offer.local.pid, process, title);
         drop(peers);
-        let ready = conn.ready()?;
+        let ready = conn.ready(0)?;
         conn.queue(&ready);
         Ok(())
     }

@@ -14,6 +14,7 @@ mod offer;
 mod peers;
 mod pool;
 mod prepare;
+pub mod rail;
 mod rows;
 mod shared;
 mod stall;

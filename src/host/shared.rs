@@ -248,6 +248,7 @@ impl Shared {
             addrs: vec![core::net::SocketAddrV4::new(ip, port)],
             offer: self.host,
             max_message: crate::engine::message::MAX_MESSAGE as u32,
+            rails: Vec::new(),
         }
     }
 }

@@ -101,6 +101,12 @@ pub trait Port {
     /// flushed and the rail must be connected again. False: only the batch of the culprit ends.
     fn access_error_breaks_rail(&self) -> bool;
 
+    /// True when a WRITE of a rail that broke may still land after [`Port::close`], because packets
+    /// are on their way: until the peer has fenced the rail, nobody may write the same place anew.
+    fn may_land_late(&self) -> bool {
+        false
+    }
+
     /// Most ops in flight on one rail.
     fn depth(&self) -> u32;
 
