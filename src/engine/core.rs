@@ -8,7 +8,7 @@ use crate::engine::arena::Arena;
 use crate::engine::bell::Bell;
 use crate::engine::bits::Bits;
 use crate::engine::channel::{Channel, SCRATCH};
-use crate::engine::lane::Lane;
+use crate::engine::lane::{Inner, Lane};
 use crate::engine::message::{Pool, Queue, MAX_NAME};
 use crate::engine::peer::{Link, Peer, PeerState, SELF};
 use crate::engine::region::Regions;
@@ -118,7 +118,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             heapless::Vec::new();
         for i in 0..l.lanes {
             let port = port(arena, i)?;
-            failed |= staged.push(Lane::new(arena, port, l.peers, l.transfers)?).is_err();
+            failed |= staged.push(Lane::new(arena, i, port, l.peers, l.transfers)?).is_err();
         }
         let mut staged = staged.into_iter();
         let lanes = arena.array_from(l.lanes as usize, || staged.next())?;
@@ -221,18 +221,46 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// Control side only: runs `f` on a lane's port while nobody polls it. Waits for the token (a
     /// holder never waits).
-    pub fn with_port<R>(
+    pub fn with_port<R>(&self, lane: u32, f: impl FnOnce(&mut P) -> R) -> R {
+        self.with_lane(lane, |inner| f(&mut inner.port))
+    }
+
+    /// Control side only: after `connect` connected a lane's port to a peer, the rail carries
+    /// transfers of peers of that generation. Call before [`Core::attach`], or [`Core::kick`] after
+    /// it.
+    pub fn connect_rail<R>(
         &self,
         lane: u32,
-        f: impl FnOnce(&mut P, &mut [super::lane::Rail]) -> R,
+        peer: u32,
+        generation: u32,
+        connect: impl FnOnce(&mut P) -> R,
     ) -> R {
+        self.with_lane(lane, |inner| {
+            let r = connect(&mut inner.port);
+            inner.rails[peer as usize].generation = generation;
+            self.peers[peer as usize].rails.fetch_or(1 << lane, Ordering::AcqRel);
+            r
+        })
+    }
+
+    /// Lanes that have a rail to a peer, one bit each.
+    pub fn rails(&self, peer: u32) -> u32 {
+        self.peers[peer as usize].rails.load(Ordering::Acquire)
+    }
+
+    /// The lanes of a peer's rails.
+    pub(super) fn lanes_of(&self, rails: u32) -> impl Iterator<Item = &Lane<'m, P>> {
+        self.lanes.iter().filter(move |l| rails & (1 << l.index) != 0)
+    }
+
+    fn with_lane<R>(&self, lane: u32, f: impl FnOnce(&mut Inner<'m, P>) -> R) -> R {
         let lane = &self.lanes[lane as usize];
         while !lane.token.try_take() {
             spin_loop();
         }
         // SAFETY: I2: token taken above, given back below, asked once.
         let inner = unsafe { lane.inner() };
-        let r = f(&mut inner.port, inner.rails);
+        let r = f(inner);
         if lane.token.give_back() {
             self.worker.wake();
         }
@@ -290,7 +318,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     /// Makes every lane and the messages look at a peer again.
-    fn kick(&self, index: u32) {
+    pub fn kick(&self, index: u32) {
         self.outgoing.set(index);
         self.net_token.publish();
         for lane in self.lanes {

@@ -118,7 +118,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let body = unsafe { slot.body() };
         let rail = &inner.rails[body.peer as usize];
         if rail.generation != body.peer_generation {
-            self.share(index);
+            self.share(lane, index, body.peer);
             return None;
         }
         let credits = rail.ledger.credits(inner.port.depth());
@@ -138,6 +138,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             }
             return Some((body, Claim { slot: index, first, count: take, bytes }));
         }
+        let rails = self.rails(body.peer).count_ones();
         loop {
             let first = seen.next();
             let remaining = body.n_ops - first.min(body.n_ops);
@@ -146,9 +147,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 return None;
             }
             let mut most = limit.min(remaining);
-            if self.tuning.stripe_all && self.lanes.len() > 1 {
+            if self.tuning.stripe_all && rails > 1 {
                 // So that the first to poll does not take everything.
-                most = most.min((remaining / (2 * self.lanes.len() as u32)).max(1));
+                most = most.min((remaining / (2 * rails)).max(1));
             }
             let (count, bytes) = sized(ops, first, most, inner.port.batch_bytes());
             match slot.cursor.claim(seen, count) {
@@ -162,15 +163,22 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// A rail that a transfer was published to is down: every lane may carry it now. It stays
-    /// published here too, for when the rail comes back. Publishes once, so that transfers
-    /// which wait for a reconnect do not keep anybody awake.
-    fn share(&self, index: u32) {
-        for other in self.lanes {
+    /// A lane has no rail for a transfer: those that have one may carry it. Without any it waits
+    /// here until a rail is up. A striped transfer stays published here too, for when the rail
+    /// comes back. Publishes once, so that what waits for a reconnect keeps nobody awake.
+    fn share(&self, lane: &Lane<'m, P>, index: u32, peer: u32) {
+        let rails = self.rails(peer) & !(1 << lane.index);
+        let Some(idlest) = self.idlest(rails) else { return };
+        let chosen = if self.tuning.stripe_all { rails } else { 1 << idlest };
+        for other in self.lanes_of(chosen) {
             if other.set(index) {
                 other.token.publish();
                 self.worker.wake();
             }
+        }
+        if !self.tuning.stripe_all {
+            // The caller holds the slot, so nobody posts it again between.
+            lane.clear(index);
         }
     }
 
@@ -316,8 +324,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// A rail broke: it is closed, and what it had not finished goes to the other lanes of each
     /// transfer.
     fn rail_failed(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
-        inner.port.close(peer);
-        inner.rails[peer as usize].generation = 0;
+        self.close_port(lane, inner, peer);
         // Neighbours go back as one entry: a lane takes a transfer's ops in order, so without
         // striping one transfer leaves one.
         let mut run: Option<(Claim, u32)> = None;
@@ -333,7 +340,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 }
                 (_, next) => {
                     if let Some((r, holds)) = run {
-                        self.hand_back(r, holds);
+                        self.hand_back(lane, r, holds);
                     }
                     let Some(claim) = next else { break };
                     run = Some((claim, 1));
@@ -346,13 +353,19 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.mark_broken(peer);
     }
 
+    /// Nothing the rail carried touches memory after this.
+    fn close_port(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
+        inner.port.close(peer);
+        inner.rails[peer as usize].generation = 0;
+        self.peers[peer as usize].rails.fetch_and(!(1 << lane.index), Ordering::AcqRel);
+    }
+
     /// Unfinished ops of a transfer become anybody's, and the claims' holds are lowered.
-    fn hand_back(&self, ops: Claim, holds: u32) {
-        self.give_return(&self.slots[ops.slot as usize], ops.first, ops.count);
-        for other in self.lanes {
-            other.set(ops.slot);
-            other.token.publish();
-        }
+    fn hand_back(&self, lane: &Lane<'m, P>, ops: Claim, holds: u32) {
+        let slot = &self.slots[ops.slot as usize];
+        self.give_return(slot, ops.first, ops.count);
+        // This lane looks at it once more, and shares it out.
+        lane.set(ops.slot);
         (0..holds).for_each(|_| self.leave(ops.slot));
     }
 
@@ -365,8 +378,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // SAFETY: I2: token taken above, given back below, asked once.
         let inner = unsafe { lane.inner() };
         self.reap(lane, inner);
-        inner.port.close(peer);
-        inner.rails[peer as usize].generation = 0;
+        self.close_port(lane, inner, peer);
         while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
             self.abandoned(lane, inner, &claim);
             self.slots[claim.slot as usize].end(status);

@@ -5,11 +5,9 @@ use crate::handle::{Handle, Kind};
 use crate::nic::RemoteKey;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::table::NO_SEAMS;
 
 const OPEN: u64 = 1;
-/// Seams that never come: one piece holds every region.
-pub const NO_SEAMS: u8 = 63;
-
 /// The keys of a region: one for each (rail, piece), rail by rail. A region is cut into pieces of
 /// `1 << shift` bytes from its first byte on, the same on every rail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

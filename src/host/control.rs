@@ -375,10 +375,7 @@ impl Control {
         entry.error = None;
         let (name, title) = (entry.name.clone(), entry.title());
         for lane in 0..shared.core.limits().lanes {
-            shared.core.with_port(lane, |port, rails| {
-                port.connect(index, memory);
-                rails[index as usize].generation = generation;
-            });
+            shared.core.connect_rail(lane, index, generation, |port| port.connect(index, memory));
         }
         let fine = shared.core.attach(index, stream, &name, offer.window, early);
         log::info(&format!(
