@@ -13,6 +13,7 @@ pub mod local;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod stream;
+pub mod verbs;
 
 /// The key of a remote region, as the initiator holds it. Plain data that a port reads at post.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,0 +1,3 @@
+//! NICs through libibverbs.
+
+pub mod mail;
