@@ -14,10 +14,11 @@
 //! credit gives the other at least half a window with it, so both cannot be at 0 with nothing
 //! under way. Two idle sides fall silent: a `CREDIT` frame needs half a window of received frames.
 //!
-//! **Order of a handshake.** Both sides bring the queue pair to RTS and call [`Post::prepare`]
-//! *before* they tell the other so; each calls [`Post::prove`] once it was told. Then the first
-//! frame finds a receive. [`Post::connect`] does both at once: a proof that comes before the peer's
-//! receives is then repeated by the NIC (RNR), for as long as its finite `rnr_retry` lasts.
+//! **Order of a handshake.** One side leads: the one that dialled. The other brings its queue pair to
+//! RTS, calls [`Post::connect`], which posts its receives, and tells the leader. Then the leader
+//! does the same and its `connect` sends the first proof; the other answers with its own when that
+//! arrived. So nobody sends to a queue pair that is not in RTR or has no receive. A proof fills its
+//! whole buffer, so that a path that does not carry the MTU that was agreed on shows here.
 //!
 //! Everything here is called by the holder of the message token (I2).
 
@@ -74,9 +75,8 @@ pub mod vendor {
 /// What a mailbox is made of.
 #[derive(Clone, Copy)]
 pub struct MailSetup {
-    /// The message queue pair, at least in INIT (RTS for [`Post::connect`] and [`Post::prove`]),
-    /// with [`MAIL_RECEIVES`] receives and [`MAIL_SENDS`] sends of one range each, both completing
-    /// on the lane's queue, and sends signalled on request only.
+    /// The message queue pair, in RTS, with [`MAIL_RECEIVES`] receives and [`MAIL_SENDS`] sends of
+    /// one range each, both completing on the lane's queue, and sends signalled on request only.
     pub qp: *mut ibv_qp,
     /// [`MAIL_BYTES`] bytes, mapped and registered for local write.
     pub memory: *mut u8,
@@ -90,6 +90,9 @@ pub struct MailSetup {
     pub cookie: [u8; 16],
     /// The peer's cookie, as it said over the control connection.
     pub expected: [u8; 16],
+    /// Whether this side sends its proof at once: the peer has connected already. False: it
+    /// answers the peer's.
+    pub lead: bool,
 }
 
 impl fmt::Debug for MailSetup {
@@ -100,6 +103,7 @@ impl fmt::Debug for MailSetup {
             .field("memory", &self.memory)
             .field("len", &self.len)
             .field("inline", &self.inline)
+            .field("lead", &self.lead)
             .finish_non_exhaustive()
     }
 }
@@ -118,11 +122,8 @@ pub enum MailError {
     },
     /// The lane has no completion queue.
     NoLane(u32),
-    /// It has a queue pair already (`prepare`) or has none yet (`prove`).
-    State {
-        /// Whether it has one.
-        open: bool,
-    },
+    /// It has a queue pair already.
+    Busy,
     /// Too little memory: bytes given.
     Memory(usize),
     /// The provider refused a work request.
@@ -145,11 +146,8 @@ impl fmt::Display for MailError {
             MailError::NoLane(lane) => {
                 write!(f, "lane {lane} has no completion queue for messages; open it first")
             }
-            MailError::State { open: true } => {
+            MailError::Busy => {
                 write!(f, "the mailbox still has a queue pair; close it first")
-            }
-            MailError::State { open: false } => {
-                write!(f, "the mailbox has no queue pair; prepare it first")
             }
             MailError::Memory(len) => {
                 write!(f, "{len} bytes of message buffers, but a mailbox needs {MAIL_BYTES}")
@@ -168,13 +166,13 @@ impl fmt::Display for MailError {
 #[derive(Debug)]
 struct Cell(UnsafeCell<Mailbox>);
 
-// SAFETY: I2: touched by the holder of the message token only; see `Post::prepare`.
+// SAFETY: I2: touched by the holder of the message token only; see `Post::connect`.
 unsafe impl Sync for Cell {}
 
 impl Cell {
     /// `f` does not reach the cell again.
     fn with<R>(&self, f: impl FnOnce(&mut Mailbox) -> R) -> R {
-        // SAFETY: I2: the caller holds the message token, as it promised to `Post::prepare`; before
+        // SAFETY: I2: the caller holds the message token, as it promised to `Post::connect`; before
         // that nothing is ever changed.
         f(unsafe { &mut *self.0.get() })
     }
@@ -244,25 +242,22 @@ impl<'m> Post<'m> {
         self.boxes.get((peer as usize).checked_mul(lanes)? + lane as usize)
     }
 
-    fn found(&self, peer: u32, lane: u32) -> Result<&'m Cell, MailError> {
-        let lanes = self.lanes.len() as u32;
-        self.cell(peer, lane).ok_or(MailError::Unknown { peer, lane, lanes })
-    }
-
-    /// Opens a mailbox and posts all its receives: the peer may send from now on. After an error
-    /// the mailbox is closed and the queue pair is to be destroyed.
+    /// Opens a mailbox and posts all its receives: the peer may send from now on. The leading side
+    /// sends its proof, so the peer must have done this before. After an error the mailbox is
+    /// closed and the queue pair is to be destroyed.
     ///
     /// # Safety
     /// * The queue pair and the memory live, and nobody else uses them, until the queue pair was
     ///   destroyed after [`Post::close`], or after an error of this call (M1, M2).
     /// * From now on this `Post` and all its links are used by the holder of one token only (I2).
-    pub unsafe fn prepare(
+    pub unsafe fn connect(
         &mut self,
         peer: u32,
         lane: u32,
         setup: &MailSetup,
     ) -> Result<(), MailError> {
-        let cell = self.found(peer, lane)?;
+        let lanes = self.lanes.len() as u32;
+        let cell = self.cell(peer, lane).ok_or(MailError::Unknown { peer, lane, lanes })?;
         if self.lanes.get(lane as usize).is_none_or(|l| l.cq.is_null()) {
             return Err(MailError::NoLane(lane));
         }
@@ -271,41 +266,11 @@ impl<'m> Post<'m> {
         }
         cell.with(|m| {
             if m.is_open() {
-                return Err(MailError::State { open: true });
+                return Err(MailError::Busy);
             }
             // SAFETY: M1, M2: the caller's promise; the length was checked above.
-            unsafe { m.open(setup) }.map_err(|errno| {
-                m.close();
-                MailError::Post { call: "ibv_post_recv", errno }
-            })
+            unsafe { m.open(setup) }.inspect_err(|_| m.close())
         })
-    }
-
-    /// Sends the own cookie: call it when the peer is known to have posted its receives. Calling it
-    /// again does nothing.
-    pub fn prove(&mut self, peer: u32, lane: u32) -> Result<(), MailError> {
-        self.found(peer, lane)?.with(|m| {
-            if !m.is_open() {
-                return Err(MailError::State { open: false });
-            }
-            m.greet().map_err(|errno| MailError::Post { call: "ibv_post_send", errno })
-        })
-    }
-
-    /// [`Post::prepare`] and [`Post::prove`] in one: the NIC repeats the proof until the peer has
-    /// posted its receives. After an error the mailbox is closed.
-    ///
-    /// # Safety
-    /// As for [`Post::prepare`].
-    pub unsafe fn connect(
-        &mut self,
-        peer: u32,
-        lane: u32,
-        setup: &MailSetup,
-    ) -> Result<(), MailError> {
-        // SAFETY: M1, M2: the caller's promise.
-        unsafe { self.prepare(peer, lane, setup) }?;
-        self.prove(peer, lane).inspect_err(|_| self.close(peer, lane))
     }
 
     /// Whether the queue pair works both ways. True: the peer's cookie arrived and the own one was

@@ -3,7 +3,7 @@
 use rdma_core_sys::{ibv_qp, ibv_sge};
 
 use super::wire::{self, Head, Id, CREDIT, DATA, HEAD, PROOF};
-use super::{vendor, MailSetup, MAIL_BUFFER, MAIL_RECEIVES, MAIL_SENDS};
+use super::{vendor, MailError, MailSetup, MAIL_BUFFER, MAIL_RECEIVES, MAIL_SENDS};
 use crate::nic::Closed;
 
 /// A bare credit frame goes out when the peer is owed this many.
@@ -119,11 +119,11 @@ impl Mailbox {
         self.open
     }
 
-    /// Takes over a queue pair and posts all receives. `Err`: errno.
+    /// Takes over a queue pair, posts all receives and, when it leads, sends the proof.
     ///
     /// # Safety
     /// See [`super::Post::connect`].
-    pub(super) unsafe fn open(&mut self, setup: &MailSetup) -> Result<(), u32> {
+    pub(super) unsafe fn open(&mut self, setup: &MailSetup) -> Result<(), MailError> {
         *self = Mailbox {
             epoch: self.epoch,
             open: true,
@@ -136,7 +136,14 @@ impl Mailbox {
             credits: MAIL_RECEIVES,
             ..Mailbox::new(self.index)
         };
-        (0..MAIL_RECEIVES as u8).try_for_each(|buffer| self.post_receive(buffer))
+        let failed = |call| move |errno| MailError::Post { call, errno };
+        (0..MAIL_RECEIVES as u8)
+            .try_for_each(|buffer| self.post_receive(buffer))
+            .map_err(failed("ibv_post_recv"))?;
+        if setup.lead {
+            self.greet().map_err(failed("ibv_post_send"))?;
+        }
+        Ok(())
     }
 
     /// Forgets the queue pair. Its completions are of an old epoch from here on.
@@ -144,15 +151,14 @@ impl Mailbox {
         *self = Mailbox { epoch: self.epoch.wrapping_add(1), ..Mailbox::new(self.index) };
     }
 
-    /// Sends the cookie, once. `Err`: errno.
-    pub(super) fn greet(&mut self) -> Result<(), u32> {
-        if self.greeted || self.broken.is_some() {
-            return Ok(());
-        }
+    /// Sends the proof: the cookie, and padding up to a whole buffer. `Err`: errno.
+    fn greet(&mut self) -> Result<(), u32> {
         self.greeted = true;
         let cookie = self.cookie;
-        self.send_buffer()[HEAD..HEAD + cookie.len()].copy_from_slice(&cookie);
-        self.post_send(PROOF, cookie.len() as u16)
+        let (first, padding) = self.send_buffer()[HEAD..].split_at_mut(cookie.len());
+        first.copy_from_slice(&cookie);
+        padding.fill(0);
+        self.post_send(PROOF, (MAIL_BUFFER - HEAD) as u16)
     }
 
     /// True once both cookies arrived as far as this side can know; false when that cannot happen.
@@ -288,6 +294,10 @@ impl Mailbox {
                 } else {
                     self.known = true;
                     self.recycle(buffer);
+                    if !self.greeted && self.broken.is_none() {
+                        // A failure is kept in `broken`.
+                        let _ = self.greet();
+                    }
                 }
             }
             Err(code) => self.fail(code),
@@ -307,8 +317,13 @@ impl Mailbox {
             return Err(vendor::FRAME);
         }
         match head.kind {
-            PROOF if !self.known && body != self.expected => Err(vendor::COOKIE),
-            PROOF if !self.known => Ok(head),
+            PROOF if !self.known && body.len() == MAIL_BUFFER - HEAD => {
+                if body.starts_with(&self.expected) {
+                    Ok(head)
+                } else {
+                    Err(vendor::COOKIE)
+                }
+            }
             DATA if self.known && !body.is_empty() => Ok(head),
             CREDIT if self.known && body.is_empty() => Ok(head),
             _ => Err(vendor::FRAME),
