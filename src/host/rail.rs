@@ -48,6 +48,8 @@ pub(super) struct RailQps {
 /// A rail's end with its queue pairs, and which of the other side's ends it goes with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RailPart {
+    /// Which of its side's NICs: the row of its keys in region blobs.
+    pub(super) rail: u8,
     pub(super) end: RailEnd,
     pub(super) qps: RailQps,
     /// Place in the other side's list; `None`: without a partner, or not decided yet.
@@ -90,6 +92,7 @@ impl fmt::Display for RailEnd {
 
 impl RailPart {
     pub(super) fn put(&self, w: &mut Writer) {
+        w.u8(self.rail);
         self.end.put(w);
         let q = &self.qps;
         w.u32(q.data.0).u32(q.data.1).u32(q.mail.0).u32(q.mail.1).bytes(&q.cookie);
@@ -98,6 +101,7 @@ impl RailPart {
 
     pub(super) fn get(r: &mut Reader<'_>) -> Result<RailPart, Short> {
         Ok(RailPart {
+            rail: r.u8()?,
             end: RailEnd::get(r)?,
             qps: RailQps {
                 data: (r.u32()?, r.u32()?),
@@ -189,6 +193,7 @@ mod tests {
     #[test]
     fn parts_round_trip_and_every_cut_is_an_error() {
         let part = RailPart {
+            rail: 2,
             end: end([10, 1, 2, 3], 24),
             qps: RailQps { data: (1, 2), mail: (3, 4), cookie: [5; 16] },
             partner: Some(3),

@@ -15,7 +15,7 @@ use super::rails::{said, Rails};
 use super::shared::Shared;
 use super::sys;
 use crate::nic::any::AnyNet;
-use crate::nic::verbs::mail::{MailSetup, MAIL_BYTES, MAIL_RECEIVES, MAIL_SENDS};
+use crate::nic::verbs::mail::{MailLink, MailSetup, MAIL_BYTES, MAIL_RECEIVES, MAIL_SENDS};
 use crate::nic::verbs::{Gid, Mr, Path, Qp, QpKind};
 use crate::status::Status;
 
@@ -28,7 +28,7 @@ pub(super) struct Mail {
     rails: Arc<Rails>,
     /// Whose NIC it is on.
     pub(super) lane: u32,
-    qp: Option<Qp>,
+    qp: Owned,
     memory: NonNull<u8>,
     mr: Option<Mr>,
 }
@@ -38,9 +38,7 @@ unsafe impl Send for Mail {}
 
 impl Drop for Mail {
     fn drop(&mut self) {
-        if let Some(qp) = self.qp.take() {
-            destroy(qp);
-        }
+        self.qp.destroy();
         if let (Some(mr), Some(rail)) = (self.mr.take(), self.rails.get(self.lane as usize)) {
             // SAFETY: V23: registered on this device; its queue pair is gone.
             if let Err(fault) = unsafe { rail.device.deregister(mr) } {
@@ -51,27 +49,31 @@ impl Drop for Mail {
     }
 }
 
-fn destroy(qp: Qp) {
-    // SAFETY: V22: nobody else has this queue pair: ports and mailboxes closed it before.
-    if let Err(fault) = unsafe { qp.destroy() } {
-        log::warn(&said(&fault));
+/// A queue pair that ends with this.
+struct Owned(Option<Qp>);
+
+impl Owned {
+    fn destroy(&mut self) {
+        let Some(qp) = self.0.take() else { return };
+        // SAFETY: V22: nobody else has this queue pair: ports and mailboxes closed it before.
+        if let Err(fault) = unsafe { qp.destroy() } {
+            log::warn(&said(&fault));
+        }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.destroy();
     }
 }
 
 /// Both queue pairs of one rail.
 pub(super) struct Pair {
-    pub(super) mail: Mail,
-    data: Option<Qp>,
+    mail: Mail,
+    data: Owned,
     gid: Gid,
     own: RailPart,
-}
-
-impl Drop for Pair {
-    fn drop(&mut self) {
-        if let Some(qp) = self.data.take() {
-            destroy(qp);
-        }
-    }
 }
 
 impl Pair {
@@ -89,13 +91,13 @@ impl Pair {
         let gid = rail.gid()?;
         let memory = sys::map(MAIL_BYTES)?;
         let mut mail =
-            Mail { rails: rails.clone(), lane: lane as u32, qp: None, memory, mr: None };
+            Mail { rails: rails.clone(), lane: lane as u32, qp: Owned(None), memory, mr: None };
         let at = memory.as_ptr() as u64;
         mail.mr = Some(device.register(at, MAIL_BYTES as u64, at, false).map_err(bad)?);
         let kind = QpKind::Mail { send: MAIL_SENDS, recv: MAIL_RECEIVES, inline: MAIL_INLINE };
         let mail_qp = device.create_qp(kind).map_err(bad)?;
         let mail_number = mail_qp.number();
-        mail.qp = Some(mail_qp);
+        mail.qp = Owned(Some(mail_qp));
         let kind = QpKind::Data { depth: config.sq_depth, sges: config.sges, inline: 0 };
         let data = device.create_qp(kind).map_err(bad)?;
         let psn = || Ok::<u32, Error>(u32::from_le_bytes(sys::random()?) & 0xff_ffff);
@@ -109,7 +111,7 @@ impl Pair {
             },
             partner: None,
         };
-        Ok(Pair { mail, data: Some(data), gid, own })
+        Ok(Pair { mail, data: Owned(Some(data)), gid, own })
     }
 
     /// Brings both queue pairs up. May take seconds.
@@ -134,8 +136,8 @@ impl Pair {
             service_level: config.service_level as u8,
         };
         let pairs = [
-            (&self.mail.qp, path(own.qps.mail, their.qps.mail)),
-            (&self.data, path(own.qps.data, their.qps.data)),
+            (&self.mail.qp.0, path(own.qps.mail, their.qps.mail)),
+            (&self.data.0, path(own.qps.data, their.qps.data)),
         ];
         for (qp, path) in pairs {
             let Some(qp) = qp else { continue };
@@ -147,13 +149,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Whose NIC it is on.
-    pub(super) fn lane(&self) -> u32 {
-        self.mail.lane
-    }
-
     fn setup(&self, expected: [u8; 16], lead: bool) -> Option<MailSetup> {
-        let qp = self.mail.qp.as_ref()?;
+        let qp = self.mail.qp.0.as_ref()?;
         Some(MailSetup {
             qp: qp.pointer().as_ptr(),
             memory: self.mail.memory.as_ptr(),
@@ -170,6 +167,7 @@ impl Pair {
 /// A rail that both sides proved.
 pub(super) struct Proven {
     pub(super) mail: Mail,
+    pub(super) link: MailLink<'static>,
     pub(super) data: Qp,
     /// Which of the peer's NICs it goes to: the row of its rkeys.
     pub(super) rail: u32,
@@ -184,6 +182,8 @@ struct Rising {
     /// Its place in the dialler's offer.
     bit: u32,
     lane: u32,
+    /// Its mailbox, once open.
+    link: Option<MailLink<'static>>,
     proof: Option<bool>,
 }
 
@@ -230,7 +230,8 @@ impl Raise {
         match Pair::make(rails, lane, config) {
             Ok(pair) => {
                 let lane = lane as u32;
-                self.list.push(Rising { pair: Some(pair), their: None, bit, lane, proof: None });
+                let pair = Some(pair);
+                self.list.push(Rising { pair, their: None, bit, lane, link: None, proof: None });
                 true
             }
             Err(e) => {
@@ -331,12 +332,12 @@ impl Raise {
                 continue;
             };
             let Some(pair) = rising.pair.take() else { continue };
-            let (tell, config, bell) = (tell.clone(), shared.config.clone(), shared.events.share());
+            let (tell, config, bell) = (tell.clone(), shared.config.clone(), shared.events.clone());
             let work = move || {
                 let result = pair.raise(&their, &config).map(|()| pair);
                 // Nobody listens any more when the handshake was given up: dropped here, then.
                 let _ = tell.send((i, result));
-                bell.ring();
+                sys::ring(bell.fd());
             };
             let thread = std::thread::Builder::new().name("kvrail-raise".into());
             if let Err(e) = thread.spawn(work) {
@@ -395,16 +396,14 @@ impl Raise {
         for r in &mut self.list {
             let (Some(pair), Some(their)) = (&r.pair, &r.their) else { continue };
             let Some(setup) = pair.setup(their.qps.cookie, lead) else { continue };
-            let opened = shared.core.with_net(|net| {
-                // Another attempt's, which is over.
-                net.close_mail(peer, r.lane);
-                // SAFETY: M1, M2: the queue pair and its memory live in `Mail`, which is dropped
-                // after `close_mail`; the net is used under the message token.
-                unsafe { net.open_mail(peer, r.lane, &setup) }
-            });
-            if let Err(e) = opened {
-                r.proof = Some(false);
-                self.faults.push(format!("rail {}: {e:?}", r.lane));
+            // SAFETY: M1, M2: the queue pair and its memory live in `Mail`, whose mailbox is closed
+            // before it is dropped; the net is used under the message token.
+            match shared.core.with_net(|net| unsafe { net.open_mail(peer, r.lane, &setup) }) {
+                Ok(link) => r.link = Some(link),
+                Err(e) => {
+                    r.proof = Some(false);
+                    self.faults.push(format!("rail {}: {e}", r.lane));
+                }
             }
         }
     }
@@ -439,19 +438,18 @@ impl Raise {
                 continue;
             }
             let (Some(mut pair), Some(their)) = (r.pair.take(), r.their) else { continue };
-            let Some(data) = pair.data.take() else { continue };
+            let (Some(data), Some(link)) = (pair.data.0.take(), r.link.take()) else { continue };
             let max_msg = pair.own.end.max_msg.min(their.end.max_msg.max(1));
-            let mail = pair.give_mail();
-            out.push(Proven { mail, data, rail: u32::from(their.rail), max_msg });
+            out.push(Proven { mail: pair.mail, link, data, rail: u32::from(their.rail), max_msg });
         }
         out
     }
 
-    /// Gives up: closes mailboxes that are still ours. `mine`: no other attempt has them.
+    /// Gives up: closes the mailboxes that are still of this attempt, then the queue pairs.
     pub(super) fn close(&mut self, net: &mut AnyNet<'static>) {
-        if let Some(peer) = self.peer.take() {
-            for r in self.list.iter().filter(|r| r.pair.is_some()) {
-                net.close_mail(peer, r.lane);
+        for r in &mut self.list {
+            if let (Some(peer), Some(link)) = (self.peer, r.link.take()) {
+                net.close_mail(peer, r.lane, &link);
             }
         }
         self.list.clear();

@@ -9,6 +9,7 @@
 
 use crate::table::{Direction, Op};
 
+pub mod any;
 pub mod local;
 #[cfg(feature = "sim")]
 pub mod sim;
