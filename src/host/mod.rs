@@ -10,6 +10,7 @@ pub mod error;
 pub mod handshake;
 mod inbox;
 pub mod log;
+pub mod nics;
 mod offer;
 mod peers;
 mod pool;
