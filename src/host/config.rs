@@ -196,7 +196,7 @@ impl Config {
             key.set(&mut self.clone(), &value)
                 .map_err(|allowed| bad(key.name, &value, &allowed))?;
         }
-        self.limits().check().map_err(|(name, value, low, high)| {
+        self.limits(0).check().map_err(|(name, value, low, high)| {
             let text = if name == "message_bytes" {
                 format!(
                     "parameter `message_bytes`: `{value}` is too little for `max_peers` {}, which \
@@ -211,14 +211,15 @@ impl Config {
         })
     }
 
-    /// The capacities of the engine that this makes, itself counted among its peers.
-    pub(super) fn limits(&self) -> Limits {
+    /// The capacities of the engine that this makes, itself counted among its peers. `nics`: RDMA
+    /// rails; with none, there are the lanes of the `local` driver.
+    pub(super) fn limits(&self, nics: u32) -> Limits {
         Limits {
             peers: self.max_peers.saturating_add(1),
             regions: self.max_regions,
             remote_regions: self.max_remote_regions,
             transfers: self.max_transfers,
-            lanes: self.rails,
+            lanes: if nics == 0 { self.rails } else { nics + 1 },
             message_bytes: self.message_bytes,
         }
     }

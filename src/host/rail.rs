@@ -6,7 +6,7 @@ use core::net::Ipv4Addr;
 use super::wire::{Reader, Short, Writer};
 
 /// Most rails of one side: a bit each in READY.
-pub(super) const MAX_RAILS: usize = 16;
+pub(super) const MAX_RAILS: usize = crate::limits::MAX_RAILS as usize;
 /// No partner.
 const NONE: u8 = u8::MAX;
 

@@ -234,6 +234,13 @@ pub(super) fn said(fault: &Fault) -> String {
     format!("{fault} ({})", std::io::Error::from_raw_os_error(fault.errno))
 }
 
+impl Nic {
+    /// Device and port, as `nics` names them.
+    pub(super) fn label(&self) -> String {
+        format!("{}:{}", self.device, self.port)
+    }
+}
+
 impl Rail {
     /// The port's present GID, asked anew.
     pub(super) fn gid(&self) -> Result<Gid> {

@@ -2,7 +2,7 @@
 
 use super::value::{decimal, flag, number, pointer, ports, Unit};
 use super::Config;
-use crate::limits::{MAX_LANES, MAX_MESSAGE_BYTES, MIN_MESSAGE_BYTES};
+use crate::limits::{MAX_MESSAGE_BYTES, MAX_RAILS, MIN_MESSAGE_BYTES};
 use core::net::Ipv4Addr;
 use core::ops::RangeInclusive;
 
@@ -139,7 +139,7 @@ pub(super) const KEYS: &[Key] = &[
         "rails of the local driver, 1..=16; each takes fixed memory",
         |c| &mut c.rails,
         Unit::Count,
-        1..=MAX_LANES as u64,
+        1..=MAX_RAILS as u64,
     ),
     Key {
         name: "stripe_width",
