@@ -129,10 +129,10 @@ impl Conn {
         }
     }
 
-    pub(super) fn ready(&mut self) -> Result<Vec<u8>> {
+    pub(super) fn ready(&mut self, rails: u32) -> Result<Vec<u8>> {
         match &mut self.machine {
-            Machine::Dialer(m) => m.ready(),
-            Machine::Acceptor(m) => m.ready(),
+            Machine::Dialer(m) => m.ready(rails),
+            Machine::Acceptor(m) => m.ready(rails),
         }
     }
 

@@ -278,7 +278,7 @@ impl Control {
                     sys::allow_copies();
                     self.prove(conn, RailOffer::decode(&offer)?)?;
                 }
-                Step::Done { leftover } => return self.finish(conn, &leftover).map(|()| true),
+                Step::Done { leftover, .. } => return self.finish(conn, &leftover).map(|()| true),
             }
             conn.flush()?;
         }
@@ -338,7 +338,7 @@ impl Control {
         let title = peers.entry(index).title();
         peers.rows.give(index, offer.local.pid, process, title);
         drop(peers);
-        let ready = conn.ready()?;
+        let ready = conn.ready(0)?;
         conn.queue(&ready);
         Ok(())
     }
@@ -375,10 +375,7 @@ impl Control {
         entry.error = None;
         let (name, title) = (entry.name.clone(), entry.title());
         for lane in 0..shared.core.limits().lanes {
-            shared.core.with_port(lane, |port, rails| {
-                port.connect(index, memory);
-                rails[index as usize].generation = generation;
-            });
+            shared.core.connect_rail(lane, index, generation, |port| port.connect(index, memory));
         }
         let fine = shared.core.attach(index, stream, &name, offer.window, early);
         log::info(&format!(

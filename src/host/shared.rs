@@ -190,10 +190,7 @@ impl Shared {
         let random = || u64::from_le_bytes(sys::random().unwrap_or_default());
         let share = Share::new(peers, config.max_regions, cookie, random).map_err(attach_error)?;
         for lane in 0..core.limits().lanes {
-            core.with_port(lane, |port, rails| {
-                port.connect(SELF, share.own_memory(SELF));
-                rails[SELF as usize].generation = 1;
-            });
+            core.connect_rail(lane, SELF, 1, |port| port.connect(SELF, share.own_memory(SELF)));
         }
         let pool = Arc::new(pool);
         Ok(Shared {
@@ -251,6 +248,7 @@ impl Shared {
             addrs: vec![core::net::SocketAddrV4::new(ip, port)],
             offer: self.host,
             max_message: crate::engine::message::MAX_MESSAGE as u32,
+            rails: Vec::new(),
         }
     }
 }

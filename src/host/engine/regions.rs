@@ -8,7 +8,7 @@ use crate::engine::peer::SELF;
 use crate::engine::region::View;
 use crate::engine::slot::RegionRef;
 use crate::handle::{Handle, Kind};
-use crate::host::blob::RegionBlob;
+use crate::host::blob::{RegionBlob, RegionKeys};
 use crate::host::error::{hex, Error, Result};
 use crate::host::log;
 use crate::status::Status;
@@ -139,6 +139,7 @@ impl Engine {
             base: view.base,
             len: view.len,
             mem: 0,
+            keys: RegionKeys::default(),
         }
         .encode()
     }

@@ -303,7 +303,9 @@ impl<'m> SimPort<'m> {
 }
 
 impl Port for SimPort<'_> {
-    const ACCESS_ERROR_BREAKS_RAIL: bool = true;
+    fn access_error_breaks_rail(&self) -> bool {
+        true
+    }
 
     #[allow(clippy::misnamed_getters, reason = "what a port promises may be more than it has")]
     fn depth(&self) -> u32 {

@@ -1,0 +1,19 @@
+//! RDMA NICs through libibverbs: reliable connections (RC) over RoCE v2.
+//!
+//! * [`Device`] is one opened port: limits, completion queues, registrations, events. The control
+//!   side makes it and the [`Qp`]s.
+//! * [`mail`] carries message streams over queue pairs of their own.
+//! * [`Fault`] says which call failed, with what, and what the device allows.
+
+mod device;
+mod event;
+mod fault;
+mod gid;
+pub mod mail;
+mod qp;
+
+pub use device::{Device, Facts, Handle, Mr, Open};
+pub use event::Event;
+pub use fault::Fault;
+pub use gid::Gid;
+pub use qp::{Granted, Path, Qp, QpKind, QpPointer, MAX_RETRY};
