@@ -15,8 +15,8 @@ use super::log;
 use super::offer::RailOffer;
 use super::peers::Peers;
 use super::rail::both;
-use super::raise::{Proven, Raise};
 use super::rails::Rails;
+use super::raise::{Proven, Raise};
 use super::shared::{attach_error, connect_local, Shared};
 use super::sys;
 use crate::engine::peer::Link;
@@ -168,11 +168,12 @@ impl Control {
 
     /// Moves on the RDMA rails of a connection.
     fn rise(&self, conn: &mut Conn) -> Result<()> {
+        let role = conn.role();
         let (Some(raise), Some((index, _))) = (&mut conn.raise, conn.peer) else { return Ok(()) };
         // Half of the time for coming up, half of what is left for the proof.
         let until = conn.until;
         let left = |part: u32| until.checked_sub(self.limit() / part).unwrap_or(until);
-        if raise.advance(&self.shared, index, left(2))? && conn.role() == Role::Acceptor {
+        if raise.advance(&self.shared, index, left(2))? && role == Role::Acceptor {
             let offer = self.offer(index, Some(raise)).encode();
             let bytes = conn.accept(&offer)?;
             conn.queue(&bytes);
@@ -333,9 +334,13 @@ impl Control {
                     port.connect(index, p.data, p.rail, p.max_msg);
                 }
             });
-            names.extend(self.shared.rails.iter().filter_map(|r| r.get(lane as usize)).map(|r| {
-                format!("{} ({})", r.nic.label(), r.nic.ipv4)
-            }));
+            names.extend(
+                self.shared
+                    .rails
+                    .iter()
+                    .filter_map(|r| r.get(lane as usize))
+                    .map(|r| format!("{} ({})", r.nic.label(), r.nic.ipv4)),
+            );
             entry.mails.push((p.link, p.mail));
         }
         let Some((link, _)) = entry.mails.first() else {
@@ -367,8 +372,7 @@ impl Control {
             let connect = |port: &mut _| connect_local(port, index, memory);
             shared.core.connect_rail(lane, index, generation, connect);
         }
-        let how =
-            format!("transport local (process {}), {} rails", memory.pid(), lanes.len());
+        let how = format!("transport local (process {}), {} rails", memory.pid(), lanes.len());
         Ok((AnyLink::Stream(stream), how))
     }
 
@@ -452,7 +456,11 @@ fn way(shared: &Shared, title: &str, blob: &ConnBlob) -> Result<Way> {
     } else {
         return Ok(Way::Local);
     };
-    let rails = if blob.rails.is_empty() { "the peer has no RDMA rails" } else { "this side has no RDMA rails" };
+    let rails = if blob.rails.is_empty() {
+        "the peer has no RDMA rails"
+    } else {
+        "this side has no RDMA rails"
+    };
     let mut text = format!(
         "{title} {what}. Transport local copies between processes of one user on one host; peers \
          elsewhere need RDMA rails on both sides, and {rails}"

@@ -64,12 +64,7 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    pub(super) fn new(
-        count: u32,
-        name: &[u8],
-        incarnation: [u8; 16],
-        pool: Arc<Pool>,
-    ) -> Peers {
+    pub(super) fn new(count: u32, name: &[u8], incarnation: [u8; 16], pool: Arc<Pool>) -> Peers {
         let mut entries: Vec<Entry> = (0..count).map(|_| Entry::default()).collect();
         let own = &mut entries[SELF as usize];
         own.name = name.to_vec();

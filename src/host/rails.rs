@@ -21,8 +21,8 @@ use crate::table::NO_SEAMS;
 /// tables they overflow.
 const MAX_PIECE: u64 = 4 << 30;
 /// Entries of a lane's message queue for each peer: what a mailbox has in flight.
-const MAIL_ENTRIES: u32 = crate::nic::verbs::mail::MAIL_RECEIVES
-    + crate::nic::verbs::mail::MAIL_SENDS;
+const MAIL_ENTRIES: u32 =
+    crate::nic::verbs::mail::MAIL_RECEIVES + crate::nic::verbs::mail::MAIL_SENDS;
 
 /// How an engine moves data.
 pub(super) enum Choice {
@@ -183,17 +183,15 @@ impl Rails {
         };
         let results: Vec<_> = std::thread::scope(|scope| {
             // The last one on this thread: with one NIC nothing is spawned.
-            let (last, others) = self.list.split_last().map_or((None, &[][..]), |(l, o)| {
-                (Some(l), o)
-            });
+            let (last, others) =
+                self.list.split_last().map_or((None, &[][..]), |(l, o)| (Some(l), o));
             let handles: Vec<_> = others.iter().map(|r| scope.spawn(move || pieces(r))).collect();
             let last = last.map(pieces);
             let lost = |_| (Vec::new(), Some(Fault::new("registration thread", libc::EIO)));
             let others = handles.into_iter().map(|h| h.join().unwrap_or_else(lost));
             others.collect::<Vec<_>>().into_iter().chain(last).collect()
         });
-        let mut registered =
-            Registered { rails: self.clone(), mrs: Vec::new(), shift, pieces: 0 };
+        let mut registered = Registered { rails: self.clone(), mrs: Vec::new(), shift, pieces: 0 };
         let mut failed = None;
         for (rail, (mrs, fault)) in self.list.iter().zip(results) {
             registered.pieces = registered.pieces.max(mrs.len());

@@ -80,9 +80,7 @@ impl Pair {
     fn make(rails: &Arc<Rails>, lane: usize, config: &Config) -> Result<Pair> {
         let absent = || Error::new(Status::Internal, format!("there is no NIC {lane}"));
         let rail = rails.get(lane).ok_or_else(absent)?;
-        let bad = |f| {
-            Error::new(Status::NoRail, format!("{}: {}", rail.nic.label(), said(&f)))
-        };
+        let bad = |f| Error::new(Status::NoRail, format!("{}: {}", rail.nic.label(), said(&f)));
         let device = &rail.device;
         if !device.is_active().map_err(bad)? {
             let text = format!("{}: its port is not active", rail.nic.label());

@@ -160,7 +160,11 @@ impl Engine {
             None => format!("{} rails", shared.config.rails),
             Some(r) => r.iter().map(|r| r.nic.label()).collect::<Vec<_>>().join(", "),
         };
-        log::info(&format!("engine at {}: transport {}, {rails}", engine.listen, shared.transport()));
+        log::info(&format!(
+            "engine at {}: transport {}, {rails}",
+            engine.listen,
+            shared.transport()
+        ));
         say_fallback(shared.why_local.as_deref());
         Ok(engine)
     }
