@@ -152,14 +152,14 @@ build_venv() { scripts/venv.sh demo; }
 build_example() {
     make --no-print-directory lib && mkdir -p "$LAB_BIN" &&
         gcc -std=gnu11 -O2 -Wall -include "$lab/c/other_nics.h" examples/c/pair.c -Iinclude \
-            -L"$CARGO_TARGET_DIR/release" -lkvrail -Wl,-rpath,"$CARGO_TARGET_DIR/release" \
+            "$CARGO_TARGET_DIR/release/libkvrail.a" -lpthread -ldl -lm \
             -o "$LAB_BIN/pair"
 }
 # Does this kvrail have the verbs driver? 77: not yet.
 build_verbs() {
     make --no-print-directory lib && mkdir -p "$LAB_BIN" || return
-    gcc -std=gnu11 -Wall -Werror "$lab/c/has_verbs.c" -Iinclude -L"$CARGO_TARGET_DIR/release" \
-        -lkvrail -Wl,-rpath,"$CARGO_TARGET_DIR/release" -o "$LAB_BIN/has_verbs" || return
+    gcc -std=gnu11 -Wall -Werror "$lab/c/has_verbs.c" -Iinclude \
+        "$CARGO_TARGET_DIR/release/libkvrail.a" -lpthread -ldl -lm -o "$LAB_BIN/has_verbs" || return
     "$LAB_BIN/has_verbs"
 }
 declare -A ready=()
