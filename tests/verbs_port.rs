@@ -135,7 +135,7 @@ fn cut(direction: Direction, at: usize, again: usize) {
         s.refuse.push_back(Refuse { at, code: libc::ENOMEM, bad: Bad::Right });
         // And so often the marker.
         let more = Refuse { at: 0, code: libc::ENOMEM, bad: Bad::Right };
-        s.refuse.extend(std::iter::repeat_n(more, again));
+        s.refuse.extend(core::iter::repeat_n(more, again));
     });
     let wanted = if at == 8 { Ok(()) } else { Err((at as u32, PostError::Full)) };
     assert_eq!(rig.post(0, direction, 100, &ops), wanted);
@@ -308,7 +308,7 @@ fn completions_of_a_rail_that_was_closed_are_dropped() {
     rig.done(4);
     rig.fails(IBV_WC_RETRY_EXC_ERR);
     rig.port.close(0);
-    assert_eq!(with(|s| s.qps.contains_key(&old)), false, "destroyed when close returns");
+    assert!(with(|s| !s.qps.contains_key(&old)), "destroyed when close returns");
     assert_eq!(rig.poll(), []);
     rig.connect(0, 1 << 20);
     rig.read(0, &apart(4)).unwrap();
@@ -565,7 +565,8 @@ proptest! {
                 prop_assert!(c.wr + 1 > told && c.wr < next);
                 told = c.wr + 1;
                 if write {
-                    let flushed = |w: &double::Wr| w.opcode == IBV_WR_RDMA_READ && w.number() == c.wr;
+                    let flushed =
+                        |w: &double::Wr| w.opcode == IBV_WR_RDMA_READ && w.number() == c.wr;
                     prop_assert!(wrs.iter().any(flushed), "told done without its flush");
                 }
                 // Nothing is told done before it was.

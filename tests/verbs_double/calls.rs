@@ -1,7 +1,7 @@
 //! The functions of the library.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use std::ptr::null_mut;
+use core::ptr::null_mut;
 
 use super::{with, Bad, CqState, Entry, QpState, State, Wr};
 use rdma_core_sys::*;

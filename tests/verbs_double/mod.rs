@@ -7,7 +7,7 @@
 
 mod calls;
 
-use std::cell::RefCell;
+use core::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 
 use rdma_core_sys::*;
@@ -189,7 +189,7 @@ impl State {
             self.overrun = true;
         }
         cq.queue.push_back(entry);
-        if std::mem::take(&mut cq.armed) {
+        if core::mem::take(&mut cq.armed) {
             self.cq_events += 1;
         }
     }

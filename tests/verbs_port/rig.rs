@@ -1,6 +1,6 @@
 //! A lane over the double, and the ops and keys of the tests.
 
-use std::ptr::NonNull;
+use core::ptr::NonNull;
 
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
 use kvrail::nic::verbs::{Device, Open, Path, QpKind, Shape, VerbsPort};
@@ -142,7 +142,7 @@ impl Rig {
 
     /// Everything that the port has to say.
     pub(crate) fn poll(&mut self) -> Vec<Completion> {
-        std::iter::from_fn(|| self.port.poll()).collect()
+        core::iter::from_fn(|| self.port.poll()).collect()
     }
 
     /// Closes everything; the device must get all of its objects back.

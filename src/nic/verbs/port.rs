@@ -4,8 +4,8 @@
 //!   signalled, and the last. A batch of WRITEs ends with a small READ of what was written last,
 //!   the only one signalled: an acknowledged WRITE is received, a READ behind it on the same queue
 //!   pair proves that it is placed. So no WRITE is reported done before its batch was read back.
-//! * `wr_id` is `epoch:16 | peer:16 | number:32`; the number is that of the first op it carries, or
-//!   for a flush READ or a marker, that of the last op before it.
+//! * `wr_id` is `epoch:16 | peer:16 | number:32`; the number is that of the first op it carries; for
+//!   a flush READ or a marker, that of the last op before it.
 //! * Every signalled work request has a [`Span`] in its rail's ring. A success settles all up to it.
 //!   A failure names its own first op, whether it was signalled or not.
 //! * What the provider posted of a list that it refused stays in flight. If no signalled one is
@@ -206,9 +206,9 @@ impl<'m> VerbsPort<'m> {
     fn post_list(&mut self, qp: *mut ibv_qp, n: usize) -> Posted {
         let first = link(self.wrs, self.sges, n);
         let mut bad = null_mut();
-        // SAFETY: V22 and V24: the rail's own queue pair, and a list in the port's own arrays, which
-        // the provider has copied when it returns. The memory that it names is registered and held
-        // by the claim.
+        // SAFETY: V22 and V24: the rail's own queue pair, and a list in the port's own arrays,
+        // which the provider has copied when it returns. The memory that it names is registered
+        // and held by the claim.
         let e = unsafe { post_send(qp, first, &raw mut bad) };
         if e == 0 {
             return Posted { wrs: n, failed: None, unknown: false };
