@@ -217,7 +217,8 @@ impl Device {
         self.data_cq
     }
 
-    pub(super) fn is_dead(&self) -> bool {
+    /// True once the device said that nothing of it works any more.
+    pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Relaxed)
     }
 

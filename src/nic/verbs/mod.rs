@@ -2,6 +2,7 @@
 //!
 //! * [`Device`] is one opened port: limits, completion queues, registrations, events. The control
 //!   side makes it and the [`Qp`]s.
+//! * [`mail`] carries message streams over queue pairs of their own.
 //! * [`VerbsPort`] is a lane: it turns ops into work requests and completions into the engine's.
 //! * [`Fault`] says which call failed, with what, and what the device allows.
 
@@ -12,6 +13,7 @@ mod event;
 mod facts;
 mod fault;
 mod gid;
+pub mod mail;
 mod port;
 mod qp;
 mod rail;
