@@ -23,6 +23,11 @@ static uint64_t step_all(uint64_t now) {
         uint64_t at = fv_step(qp, now);
         if (at < next) next = at;
     }
+    /* After the steps: each may have put a completion on its own QP's list or another's. */
+    for (struct fv_qp *qp = fv.qps; qp != NULL; qp = qp->next) {
+        uint64_t at = fv_release_pending(qp, now);
+        if (at < next) next = at;
+    }
     return next;
 }
 

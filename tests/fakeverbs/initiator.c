@@ -246,22 +246,21 @@ uint64_t fv_step(struct fv_qp *qp, uint64_t now) {
     }
     uint64_t hole = qp->dev->blackhole > qp->blackhole ? qp->dev->blackhole : qp->blackhole;
     if (qp->state == IBV_QPS_ERR && hole < 2) fv_flush(qp);
-    uint64_t next = fv_release_pending(qp, now);
     for (int i = 0; i < 16; i++) {
         if (qp->state == IBV_QPS_ERR && hole < 2 && qp->sq_exec != qp->sq_head) return now;
-        if (qp->state != IBV_QPS_RTS || hole != 0) return next;
+        if (qp->state != IBV_QPS_RTS || hole != 0) return FV_NEVER;
         if (qp->waiting) {
-            if (now < qp->deadline) return next < qp->deadline ? next : qp->deadline;
+            if (now < qp->deadline) return qp->deadline;
             try_again(qp, now);
             continue;
         }
-        if (!has_work(qp)) return next;
+        if (!has_work(qp)) return FV_NEVER;
         if (!qp->started) {
             start(qp);
             continue;
         }
         if (qp->dev->bandwidth != 0 && now < qp->dev->busy_until)
-            return next < qp->dev->busy_until ? next : (uint64_t)qp->dev->busy_until;
+            return qp->dev->busy_until;
         send_packet(qp, now);
     }
     return now;

@@ -55,6 +55,20 @@ rail_ip() { get_ip "$@" && echo "$REPLY"; }
 # Routing table of one end, and the place of its rule; 1000 and more, so that no number is one of
 # the kernel's own.
 get_table() { if [ "$1" = a ]; then REPLY=$((1000 + $2)); else REPLY=$((2000 + $2)); fi; }
+# get_mac a|b I : locally administered; the end in the fifth byte, the rail in the sixth.
+get_mac() { printf -v REPLY '02:00:00:00:0%s:%02x' "$1" "$2"; }
+other_end() { if [ "$1" = a ]; then REPLY=b; else REPLY=a; fi; }
+# get_neighbour a|b I : where the other end is. Known in advance: a queue pair that has to ask by ARP
+# takes a whole second here, because the answer comes before the kernel waits for it.
+get_neighbour() {
+    local end ip
+    other_end "$1"
+    end=$REPLY
+    get_ip "$end" "$2"
+    ip=$REPLY
+    get_mac "$end" "$2"
+    REPLY="$ip lladdr $REPLY dev $1$2 nud reachable"
+}
 # get_route a|b I : the route that makes packets of one end leave by its own veth. A link that goes
 # down loses it.
 get_route() {
@@ -63,7 +77,8 @@ get_route() {
     own=$REPLY
     get_table "$1" "$2"
     table=$REPLY
-    if [ "$1" = a ]; then get_ip b "$2"; else get_ip a "$2"; fi
+    other_end "$1"
+    get_ip "$REPLY" "$2"
     REPLY="$REPLY/32 dev $1$2 src $own table $table"
 }
 
@@ -83,7 +98,7 @@ accept_own_addresses() {
 
 # rails_veth N [MTU] : makes rails 0 to N-1.
 rails_veth() {
-    local n=$1 mtu=${2:-$LAB_MTU} i end mac links='' devices=''
+    local n=$1 mtu=${2:-$LAB_MTU} i end links='' devices=''
     [ "$n" -ge 1 ] && [ "$n" -le 256 ] || {
         echo "rails_veth: $n rails; allowed: 1 to 256"
         return 2
@@ -93,16 +108,17 @@ rails_veth() {
     for ((i = 0; i < n; i++)); do
         links+="link add a$i mtu $mtu type veth peer name b$i mtu $mtu"$'\n'
         for end in a b; do
-            # A locally administered MAC: the end in its fifth byte, the rail in its sixth.
-            printf -v mac '02:00:00:00:0%s:%02x' $end $i
+            get_mac $end $i
+            links+="link set $end$i addrgenmode none address $REPLY"$'\n'
             get_ip $end $i
-            links+="link set $end$i addrgenmode none address $mac"$'\n'
             links+="addr add $REPLY/$LAB_PREFIX dev $end$i"$'\n'"link set $end$i up"$'\n'
             devices+="link add r$end$i type rxe netdev $end$i"$'\n'
         done
         for end in a b; do
             get_route $end $i
             links+="route add $REPLY"$'\n'
+            get_neighbour $end $i
+            links+="neigh replace $REPLY"$'\n'
             get_table $end $i
             links+="rule add pref $REPLY oif $end$i lookup $REPLY"$'\n'
         done
@@ -156,11 +172,13 @@ cnt() { get_cnt "$@" && echo "$REPLY"; }
 # its route; without it nothing crosses, so it is put back, and the ports are awaited.
 rail_down() { ip link set "${2:-a}$1" down; }
 rail_up() {
-    local links="link set ${2:-a}$1 up"
-    get_route a "$1"
-    links+=$'\n'"route replace $REPLY"
-    get_route b "$1"
-    links+=$'\n'"route replace $REPLY"
+    local end links="link set ${2:-a}$1 up"
+    for end in a b; do
+        get_route $end "$1"
+        links+=$'\n'"route replace $REPLY"
+        get_neighbour $end "$1"
+        links+=$'\n'"neigh replace $REPLY"
+    done
     ip -batch - <<< "$links" &&
         until_true 5 port_is "ra$1" ACTIVE && until_true 5 port_is "rb$1" ACTIVE
 }

@@ -2,7 +2,8 @@
 
 use rdma_core_sys::*;
 
-use super::device::{count, Device};
+use super::device::Device;
+use super::facts::count;
 use super::fault::Fault;
 
 /// An entry of a port's GID table.

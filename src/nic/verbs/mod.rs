@@ -7,18 +7,23 @@
 //! * [`Fault`] says which call failed, with what, and what the device allows.
 
 mod build;
+mod codes;
 mod device;
 mod event;
+mod facts;
 mod fault;
 mod gid;
 pub mod mail;
 mod port;
 mod qp;
 mod rail;
+mod shape;
 
-pub use device::{Device, Facts, Handle, Mr, Open};
+pub use device::{Device, Handle, Mr, Open};
 pub use event::Event;
+pub use facts::Facts;
 pub use fault::Fault;
 pub use gid::Gid;
-pub use port::{Shape, VerbsPort};
+pub use port::VerbsPort;
 pub use qp::{Granted, Path, Qp, QpKind, QpPointer, MAX_RETRY};
+pub use shape::Shape;

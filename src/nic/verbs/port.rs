@@ -4,8 +4,8 @@
 //!   signalled, and the last. A batch of WRITEs ends with a small READ of what was written last,
 //!   the only one signalled: an acknowledged WRITE is received, a READ behind it on the same queue
 //!   pair proves that it is placed. So no WRITE is reported done before its batch was read back.
-//! * `wr_id` is `epoch:16 | peer:16 | number:32`; the number is that of the first op it carries, or
-//!   for a flush READ or a marker, that of the last op before it.
+//! * `wr_id` is `epoch:16 | peer:16 | number:32`; the number is that of the first op it carries; for
+//!   a flush READ or a marker, that of the last op before it.
 //! * Every signalled work request has a [`Span`] in its rail's ring. A success settles all up to it.
 //!   A failure names its own first op, whether it was signalled or not.
 //! * What the provider posted of a list that it refused stays in flight. If no signalled one is
@@ -18,52 +18,18 @@ use core::ptr::null_mut;
 use rdma_core_sys::*;
 
 use super::build::{build, link, Built, Limits, Stop};
-use super::device::{Facts, Handle};
-use super::qp::{Qp, EXTRA};
+use super::codes::{classify, nothing, split, tag, vendor, written};
+use super::device::Handle;
+use super::qp::Qp;
 use super::rail::{Owed, Proof, Rail, Span, Written};
+use super::shape::Shape;
 use crate::engine::arena::Arena;
 use crate::engine::ledger::CLAIMS;
-use crate::limits::MAX_PEERS;
 use crate::nic::{Batch, Completion, Keys, Port, PostError, WrStatus};
-use crate::table::{Direction, Op};
+use crate::table::Direction;
 
 /// Completions taken from the queue at once.
 const TAKE: usize = 32;
-/// Most bytes that a flush reads back.
-const FLUSH: u32 = 8;
-
-// A peer's slot fits its part of a `wr_id`.
-const _: () = assert!(MAX_PEERS <= 1 << 16);
-
-/// How large a lane's batches and queues are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
-    /// Ops that one rail may have in flight, and so data work requests.
-    pub depth: u32,
-    /// Most pieces of local memory in one work request; a queue pair that was given less takes
-    /// less.
-    pub sges: u32,
-    /// Every so many READs one is signalled.
-    pub signal_every: u32,
-    /// Bytes of a batch, so that nobody waits long for the token.
-    pub batch_bytes: u64,
-    /// Ops of a batch.
-    pub batch_ops: u32,
-}
-
-impl Shape {
-    /// The same, with no more than the device can do: what every queue pair of it is given.
-    #[must_use]
-    pub fn fit(self, facts: &Facts) -> Shape {
-        // Beside the data there is room for flushes, a marker and a proof; on a small device for
-        // one of them at least.
-        let queue = facts.max_qp_wr.saturating_sub(EXTRA).max(facts.max_qp_wr.min(2 * EXTRA) / 2);
-        let depth = self.depth.min(queue).min(facts.cq_entries.saturating_sub(1)).max(1);
-        let sges = self.sges.clamp(1, facts.max_sge);
-        Shape { depth, sges, batch_ops: self.batch_ops.max(1), ..self }
-    }
-}
-
 /// One lane of the verbs driver.
 ///
 /// It owns the queue pairs that it was given: [`Port::close`] destroys one. Close all peers before
@@ -240,9 +206,9 @@ impl<'m> VerbsPort<'m> {
     fn post_list(&mut self, qp: *mut ibv_qp, n: usize) -> Posted {
         let first = link(self.wrs, self.sges, n);
         let mut bad = null_mut();
-        // SAFETY: V22 and V24: the rail's own queue pair, and a list in the port's own arrays, which
-        // the provider has copied when it returns. The memory that it names is registered and held
-        // by the claim.
+        // SAFETY: V22 and V24: the rail's own queue pair, and a list in the port's own arrays,
+        // which the provider has copied when it returns. The memory that it names is registered
+        // and held by the claim.
         let e = unsafe { post_send(qp, first, &raw mut bad) };
         if e == 0 {
             return Posted { wrs: n, failed: None, unknown: false };
@@ -611,43 +577,4 @@ impl Port for VerbsPort<'_> {
 fn ring_of(spans: &mut [Span], ring: usize, peer: u32) -> &mut [Span] {
     let from = peer as usize * ring;
     spans.get_mut(from..from + ring).unwrap_or_default()
-}
-
-/// Makes `wr` a signalled WRITE of nothing, which needs neither memory nor key.
-fn nothing(wr: &mut ibv_send_wr, id: u64) {
-    (wr.wr_id, wr.num_sge) = (id, 0);
-    (wr.opcode, wr.send_flags) = (IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
-    wr.wr = ibv_send_wr_wr { rdma: ibv_send_wr_rdma { remote_addr: 0, rkey: 0 } };
-}
-
-/// The last bytes that an op wrote.
-fn written(op: &Op, rkey: u32) -> Written {
-    let len = op.len.min(FLUSH);
-    Written { at: op.remote + u64::from(op.len - len), len, rkey }
-}
-
-/// The upper half of a `wr_id`.
-fn tag(epoch: u16, peer: u32) -> u64 {
-    u64::from(epoch) << 48 | u64::from(peer) << 32
-}
-
-/// Epoch, peer and number.
-const fn split(id: u64) -> (u16, u32, u32) {
-    ((id >> 48) as u16, (id >> 32) as u32 & 0xffff, id as u32)
-}
-
-/// Whose fault an error is. What is nobody's memory is the rail's, and may be repeated elsewhere.
-const fn classify(status: ibv_wc_status) -> WrStatus {
-    match status {
-        IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_QP_OP_ERR | IBV_WC_LOC_PROT_ERR => WrStatus::LocalAccess,
-        IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_OP_ERR => {
-            WrStatus::RemoteAccess
-        }
-        _ => WrStatus::RailError,
-    }
-}
-
-/// Status of libibverbs above the vendor's own code, for the log: `status << 16 | code`.
-const fn vendor(wc: &ibv_wc) -> u32 {
-    wc.status << 16 | (wc.vendor_err & 0xffff)
 }

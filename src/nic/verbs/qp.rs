@@ -4,7 +4,8 @@ use core::ffi::c_int;
 
 use rdma_core_sys::*;
 
-use super::device::{mtu_bytes, Device};
+use super::device::Device;
+use super::facts::mtu_bytes;
 use super::fault::Fault;
 use crate::engine::ledger::CLAIMS;
 
