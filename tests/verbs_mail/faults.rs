@@ -236,6 +236,41 @@ fn completions_of_a_closed_mailbox_do_not_reach_the_next_one() {
     assert_eq!(rig.post[0].proof(0, 0), None);
 }
 
+/// A completion's id: `mailbox 32 | epoch 16 | receive 8 | buffer 8`.
+#[test]
+fn completions_of_nobody_change_nothing() {
+    let mut rig = Rig::new(2, 2);
+    let qps = rig.up(0, 0);
+    let mut links = [rig.post[0].link(0, 0), rig.post[1].link(0, 0)];
+    assert_eq!(links[0].send(&[b"abc"]), Ok(3));
+    rig.quiet();
+    let receive = 0x100;
+    // The buffer of `abc`, once more; one that does not exist; a send that was not made; another
+    // lane's mailbox; one that was never opened; one that does not exist.
+    wire::forge(qps[1], receive | 1, IBV_WC_SUCCESS);
+    wire::forge(qps[1], receive | 16, IBV_WC_SUCCESS);
+    wire::forge(qps[1], receive | 255, IBV_WC_SUCCESS);
+    wire::forge(qps[1], 9, IBV_WC_SUCCESS);
+    wire::forge(qps[1], 1 << 32, IBV_WC_GENERAL_ERR);
+    wire::forge(qps[1], 2 << 32, IBV_WC_GENERAL_ERR);
+    wire::forge(qps[1], 4 << 32, IBV_WC_GENERAL_ERR);
+    wire::forge(qps[1], u64::MAX, IBV_WC_GENERAL_ERR);
+    let mut into = [0; 99];
+    assert_eq!(rig.ready(1), [0]);
+    assert_eq!(links[1].receive(&mut into), Ok(3));
+    for _ in 0..100 {
+        assert_eq!(links[1].send(&[b"defg"]), Ok(4));
+        rig.quiet();
+        assert_eq!(links[0].receive(&mut into), Ok(4));
+        rig.quiet();
+    }
+    assert_eq!((rig.ready(0), rig.ready(1)), (vec![], vec![]));
+    // Not even a broken one that was never opened.
+    rig.up(0, 1);
+    rig.up(1, 0);
+    assert_eq!(wire::facts().starved, 0);
+}
+
 #[test]
 fn one_call_takes_a_bounded_number_and_says_that_more_is_left() {
     let mut rig = Rig::new(8, 1);
@@ -318,6 +353,7 @@ fn a_work_request_that_the_provider_refuses_breaks_the_link() {
     assert_eq!(links[1].receive(&mut [0; 9]), Ok(3));
     assert_eq!(rig.ready(1), [0]);
     assert_eq!(links[1].receive(&mut [0; 9]), end.map(|()| 0));
+    assert_eq!(rig.post[1].proof(0, 0), Some(false));
     wire::limit(|l| l.sends = 1);
     assert_eq!(links[0].send(&[&[1; 10_000]]), Ok(MAIL_BUFFER - 8));
     assert_eq!(links[0].send(&[b"x"]), end.map(|()| 0));
