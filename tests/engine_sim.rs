@@ -148,7 +148,7 @@ fn an_access_error_names_the_pair_touches_nothing_and_spares_the_others() {
             case.world.engines.iter().for_each(|e| {
                 e.poll();
             });
-            while case.world.engines[0].next_broken().is_some() {}
+            while case.world.engines[0].next_limping().is_some() {}
             for lane in 0..2 {
                 let down = case.world.engines[0].rails(1) & (1 << lane) == 0;
                 if down {

@@ -22,7 +22,7 @@ fn break_and_mend(world: &World, rng: &mut Rng) {
     if rng.below(4) == 0 {
         e.with_port(lane, |p| p.modify(1, kvrail::nic::sim::QpState::Err).unwrap());
     }
-    while e.next_broken().is_some() {}
+    while e.next_limping().is_some() {}
     for lane in 0..3 {
         if e.rails(1) & (1 << lane) == 0 {
             world.connect_rail(0, 1, lane);
@@ -187,7 +187,7 @@ fn random_faults_on_a_million_descriptors() {
             world.engines.iter().for_each(|e| {
                 e.poll();
             });
-            while world.engines[0].next_broken().is_some() {}
+            while world.engines[0].next_limping().is_some() {}
             if step % 8 == 0 {
                 for lane in 0..lanes_n {
                     let down = world.engines[0].rails(1) & (1 << lane) == 0;

@@ -104,7 +104,7 @@ fn nothing_is_allocated_from_post_to_done() {
         while world.engines[0].check(read.raw()) == Ok(Status::InProgress) {
             world.engines[0].poll();
         }
-        assert_eq!(world.engines[0].next_broken(), Some(1));
+        assert_eq!(world.engines[0].next_limping(), Some(1));
         world.connect_rail(0, 1, 0);
         for _ in 0..100 {
             for e in &world.engines {

@@ -64,6 +64,8 @@ pub struct Core<'m, P: Port, N: Net> {
     pub(super) outgoing: Bits<'m>,
     /// Peers whose stream broke the protocol or was closed, one bit each: the host closes them.
     pub(super) broken: Bits<'m>,
+    /// Peers that lost a rail, one bit each.
+    pub(super) limping: Bits<'m>,
     pub(super) tx: Pool<'m>,
     pub(super) rx: Pool<'m>,
     pub(super) inbox: Queue,
@@ -141,6 +143,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             peers: arena.array(l.peers as usize, |_| Peer::new())?,
             outgoing: Bits::new(arena, l.peers)?,
             broken: Bits::new(arena, l.peers)?,
+            limping: Bits::new(arena, l.peers)?,
             tx: Pool::new(arena, l.blocks())?,
             rx: Pool::new(arena, l.blocks())?,
             inbox: Queue::new(),
@@ -253,7 +256,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.lanes.iter().filter(move |l| rails & (1 << l.index) != 0)
     }
 
-    fn with_lane<R>(&self, lane: u32, f: impl FnOnce(&mut Inner<'m, P>) -> R) -> R {
+    pub(super) fn with_lane<R>(&self, lane: u32, f: impl FnOnce(&mut Inner<'m, P>) -> R) -> R {
         let lane = &self.lanes[lane as usize];
         while !lane.token.try_take() {
             spin_loop();
@@ -345,6 +348,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // Marks of this connection must not end the next one. No new one comes: its rails and its
         // stream are closed.
         self.broken.clear(index);
+        self.limping.clear(index);
         link
     }
 
@@ -363,9 +367,21 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         &self.host
     }
 
-    /// True when [`Core::next_broken`] has one.
+    /// True when [`Core::next_broken`] or [`Core::next_limping`] has one.
     pub fn has_broken(&self) -> bool {
-        !self.broken.is_empty()
+        !self.broken.is_empty() || !self.limping.is_empty()
+    }
+
+    /// Control side only: takes the next peer that lost a rail.
+    pub fn next_limping(&self) -> Option<u32> {
+        let index = self.limping.next(0)?;
+        self.limping.clear(index);
+        Some(index)
+    }
+
+    pub(super) fn mark_limping(&self, index: u32) {
+        self.limping.set(index);
+        self.host.wake();
     }
 
     /// Control side only: takes the next peer whose stream is of no use any more.

@@ -332,6 +332,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             let next = inner.rails[peer as usize].ledger.drain();
             if let Some(claim) = &next {
                 self.abandoned(lane, inner, claim);
+                self.unless_late(inner, claim);
             }
             match (&mut run, next) {
                 (Some((r, holds)), Some(c)) if c.slot == r.slot && c.first == r.first + r.count => {
@@ -350,7 +351,18 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // What waits here without a claim in flight is looked at once more, and shared out then.
         lane.token.publish();
         self.worker.wake();
-        self.mark_broken(peer);
+        self.mark_limping(peer);
+    }
+
+    /// Ends a transfer whose WRITEs may still land: another rail must not repeat them, since nobody
+    /// could tell when the last of them is over. The caller keeps the claim's hold.
+    fn unless_late(&self, inner: &Inner<'m, P>, claim: &Claim) {
+        let slot = &self.slots[claim.slot as usize];
+        // SAFETY: I3: the claim is a hold.
+        let body = unsafe { slot.body() };
+        if body.direction == Direction::Write && inner.port.may_land_late() {
+            slot.end(Status::NoRail);
+        }
     }
 
     /// Nothing the rail carried touches memory after this.
@@ -367,6 +379,36 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // This lane looks at it once more, and shares it out.
         lane.set(ops.slot);
         (0..holds).for_each(|_| self.leave(ops.slot));
+    }
+
+    /// Control side: breaks a rail whose work requests do not complete, as if the port had said so.
+    pub fn fail_rail(&self, index: u32, peer: u32) {
+        let lane = &self.lanes[index as usize];
+        self.with_lane(index, |inner| {
+            if inner.rails[peer as usize].generation != 0 {
+                lane.stats.errors.fetch_add(1, Ordering::Relaxed);
+                self.rail_failed(lane, inner, peer);
+            }
+        });
+    }
+
+    /// Control side: the number of the oldest op in flight on a rail; `None`: nothing is. The same
+    /// number twice means no progress between.
+    pub fn oldest(&self, index: u32, peer: u32) -> Option<u32> {
+        self.with_lane(index, |inner| {
+            let ledger = &inner.rails[peer as usize].ledger;
+            let n = ledger.outstanding();
+            (n > 0).then(|| ledger.next_wr().wrapping_sub(n))
+        })
+    }
+
+    /// Asks every port and the message streams for an event at the next completion. Whoever is about
+    /// to sleep polls once more after it.
+    pub fn arm(&self) {
+        for lane in 0..self.lanes.len() as u32 {
+            self.with_port(lane, Port::arm);
+        }
+        self.with_net(Net::arm);
     }
 
     /// Control side: closes the rail to a peer on one lane and ends what it carried.

@@ -9,6 +9,7 @@
 
 use crate::table::{Direction, Op};
 
+pub mod any;
 pub mod local;
 #[cfg(feature = "sim")]
 pub mod sim;
@@ -101,6 +102,12 @@ pub trait Port {
     /// True when an access error breaks the rail, as on RC queue pairs: what else was in flight is
     /// flushed and the rail must be connected again. False: only the batch of the culprit ends.
     fn access_error_breaks_rail(&self) -> bool;
+
+    /// True when a WRITE of a rail that broke may still land after [`Port::close`], because packets
+    /// are on their way: until the peer has fenced the rail, nobody may write the same place anew.
+    fn may_land_late(&self) -> bool {
+        false
+    }
 
     /// Most ops in flight on one rail.
     fn depth(&self) -> u32;

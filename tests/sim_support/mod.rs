@@ -225,7 +225,7 @@ impl World {
     pub fn step(&self) {
         for (a, e) in self.engines.iter().enumerate() {
             e.poll();
-            while let Some(slot) = e.next_broken() {
+            while let Some(slot) = e.next_limping().or_else(|| e.next_broken()) {
                 let b = (0..self.engines.len()).find(|&b| World::slot(a, b) == slot).unwrap();
                 if self.rails_up(a, b) == 0 {
                     self.close(a, b, Status::NoRail);

@@ -100,8 +100,7 @@ impl ParseCallbacks for Pointees {
 /// The text for `target`.
 pub fn generate(root: &Path, target: &Target) -> Result<Made, Failure> {
     if let Some(missing) = missing(target) {
-        let path = target.path;
-        return Ok(Made::Skipped(format!("{path}: {missing}; Debian 12 has it: {PACKAGES}")));
+        return Ok(skipped(target, &missing));
     }
     let mut builder = bindgen::Builder::default()
         .header_contents("verbs.h", "#include </usr/include/infiniband/verbs.h>\n")
@@ -109,7 +108,7 @@ pub fn generate(root: &Path, target: &Target) -> Result<Made, Failure> {
     for folder in target.sysroot.iter().chain(&["/usr/include"]) {
         builder = builder.clang_args(["-isystem", folder]);
     }
-    let text = builder
+    let bindings = builder
         .use_core()
         .ctypes_prefix("core::ffi")
         .allowlist_type(TYPES)
@@ -123,10 +122,20 @@ pub fn generate(root: &Path, target: &Target) -> Result<Made, Failure> {
         .disable_header_comment()
         .parse_callbacks(Box::new(Pointees))
         .formatter(bindgen::Formatter::None)
-        .generate()
-        .map_err(|e| Failure(format!("bindgen cannot read infiniband/verbs.h: {e}")))?
-        .to_string();
+        .generate();
+    let text = match bindings {
+        Ok(bindings) => bindings.to_string(),
+        // Such as clang's own headers, which are not in the package of its library.
+        Err(e) if e.to_string().contains("file not found") => {
+            return Ok(skipped(target, e.to_string().trim()));
+        }
+        Err(e) => return Err(Failure(format!("bindgen cannot read infiniband/verbs.h: {e}"))),
+    };
     Ok(Made::Text(format(root, &polish(&text, target)?)?))
+}
+
+fn skipped(target: &Target, missing: &str) -> Made {
+    Made::Skipped(format!("{}: {missing}; Debian 12 has it: {PACKAGES}", target.path))
 }
 
 /// The first thing that this machine lacks.

@@ -167,7 +167,9 @@ macro_rules! verbs {
             fn $oname:ident($($oarg:ident: $otype:ty),* $(,)?) -> $oresult:ty;
         )* }
     ) => {
-        /// The functions that libibverbs exports. The methods of the same names call them.
+        /// The functions that libibverbs exports. The methods of the same names call them; those
+        /// that older releases lack end in `_fn`, and the methods without it say so when they are
+        /// missing. A test may put functions of its own into the fields.
         ///
         /// The library stays loaded for the life of the process, so a copy may be kept anywhere.
         #[derive(Debug, Clone, Copy)]
@@ -269,7 +271,7 @@ verbs! {
         fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
 
         /// A compatibility symbol, which leaves the newer fields unwritten: call
-        /// [`query_port`](crate::query_port). 0 or an errno value.
+        /// [`query_port`](Self::query_port). 0 or an errno value.
         c"IBVERBS_1.1" c"ibv_query_port"
         fn query_port_compat(
             context: *mut ibv_context,

@@ -436,13 +436,18 @@ impl<'m> Net for Post<'m> {
 }
 
 /// The byte stream over one queue pair of a mailbox.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct MailLink<'m> {
     cell: Option<&'m Cell>,
     epoch: u32,
 }
 
 impl MailLink<'_> {
+    /// True while its mailbox is open for this queue pair.
+    pub fn is_current(&self) -> bool {
+        self.cell.is_some_and(|c| c.with(|m| m.is_open() && m.epoch() == self.epoch))
+    }
+
     fn with<R>(&self, f: impl FnOnce(&mut Mailbox) -> Result<R, Closed>) -> Result<R, Closed> {
         const GONE: Closed = Closed { vendor: vendor::CLOSED };
         self.cell.ok_or(GONE)?.with(|m| {
