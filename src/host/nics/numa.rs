@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::tree::{Dir, Tree};
+use super::tree::{decimal, Dir, Tree};
 
 /// What sysfs says of a device's NUMA node.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -90,7 +90,7 @@ pub fn numa_of_pci(sysroot: &Path, device: &str) -> Option<i32> {
         return None;
     }
     let cards = tree.dir("sys/class/rebellions");
-    let numbered = super::tree::decimal(&name).map(|n| format!("rbln{n}"));
+    let numbered = decimal(&name).map(|n| format!("rbln{n}"));
     if let Some(card) = cards.and_then(|c| c.dir(numbered.as_ref().unwrap_or(&name))) {
         return Some(of_device(&card).number());
     }
