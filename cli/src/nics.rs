@@ -132,7 +132,7 @@ fn row(verdict: &Verdict) -> [String; 9] {
 
 fn speed(mbps: u32) -> String {
     match mbps {
-        1000.. if mbps % 1000 == 0 => format!("{}G", mbps / 1000),
+        1000.. if mbps.is_multiple_of(1000) => format!("{}G", mbps / 1000),
         _ => format!("{mbps}M"),
     }
 }

@@ -24,7 +24,7 @@ fn kvrail(tree: &Tree, env: &[(&str, &str)], args: &[&str]) -> Output {
 }
 
 fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap()
+    core::str::from_utf8(bytes).unwrap()
 }
 
 #[test]
@@ -139,7 +139,8 @@ fn the_json_form_is_stable() {
 #[test]
 fn bad_usage_is_status_2_and_says_what_is_allowed() {
     let tree = build(TWO);
-    let cases: &[(&[(&str, &str)], &[&str], &str)] = &[
+    type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str], &'a str);
+    let cases: &[Case<'_>] = &[
         (&[], &["--numa", "x"], "must be 0 to 65535, or -1 for unknown"),
         (&[], &["--numa", "-2"], "must be 0 to 65535"),
         (&[("KVRAIL_NUMA_NODE", "many")], &[], "KVRAIL_NUMA_NODE=many: must be 0 to 65535"),
