@@ -24,11 +24,8 @@ FEATURES := sim tracing
 .DEFAULT_GOAL := help
 # Cargo runs its own jobs; two cargo runs at once only wait for each other.
 .NOTPARALLEL:
-<<<<<<< HEAD
-.PHONY: help demo test lab bench-local lint lib plugin install clean venv tools-rust tools-cxx
-=======
-.PHONY: help demo test bench-local lint lib command plugin install clean venv tools-rust tools-cxx
->>>>>>> nics
+.PHONY: help demo test lab bench-local lint lib command plugin install clean venv \
+	tools-rust tools-cxx
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -153,28 +153,13 @@ link_kvrail() {
     local output=$LAB_BIN/$1
     shift
     make --no-print-directory lib && mkdir -p "$LAB_BIN" &&
-<<<<<<< HEAD
-        gcc -std=gnu11 -O2 -Wall -include "$lab/c/other_nics.h" examples/c/pair.c -Iinclude \
-            "$CARGO_TARGET_DIR/release/libkvrail.a" -lpthread -ldl -lm \
-            -o "$LAB_BIN/pair"
-=======
         gcc -std=gnu11 -O2 -Wall -Iinclude "$@" "$CARGO_TARGET_DIR/release/libkvrail.a" \
             -lpthread -ldl -lm -o "$output"
->>>>>>> lab
 }
 # The example as it is, but its second process uses the other devices.
 build_example() { link_kvrail pair -include "$lab/c/other_nics.h" examples/c/pair.c; }
 # Does this kvrail have the verbs driver? 77: not yet.
-<<<<<<< HEAD
-build_verbs() {
-    make --no-print-directory lib && mkdir -p "$LAB_BIN" || return
-    gcc -std=gnu11 -Wall -Werror "$lab/c/has_verbs.c" -Iinclude \
-        "$CARGO_TARGET_DIR/release/libkvrail.a" -lpthread -ldl -lm -o "$LAB_BIN/has_verbs" || return
-    "$LAB_BIN/has_verbs"
-}
-=======
 build_verbs() { link_kvrail has_verbs "$lab/c/has_verbs.c" && "$LAB_BIN/has_verbs"; }
->>>>>>> lab
 declare -A ready=()
 # need NAME : builds it once; returns what building it came to.
 need() {
