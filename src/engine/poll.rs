@@ -404,12 +404,13 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     /// Asks every port and the message streams for an event at the next completion. Whoever is about
-    /// to sleep polls once more after it.
-    pub fn arm(&self) {
+    /// to sleep polls once more after it. True: it should not sleep for long, as something waits
+    /// that no event will tell.
+    pub fn arm(&self) -> bool {
         for lane in 0..self.lanes.len() as u32 {
             self.with_port(lane, Port::arm);
         }
-        self.with_net(Net::arm);
+        self.with_net(Net::arm)
     }
 
     /// Control side: closes the rail to a peer on one lane and ends what it carried.

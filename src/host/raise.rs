@@ -210,6 +210,16 @@ pub(super) struct Raise {
     lead: bool,
 }
 
+impl Drop for Raise {
+    fn drop(&mut self) {
+        for r in self.list.iter_mut().filter(|r| r.link.is_some()) {
+            // Its mailbox was not closed, and may still look at the buffers: better lost than reused.
+            log::warn("a rail's queue pairs were given up without closing its mailbox: a bug");
+            core::mem::forget(r.pair.take());
+        }
+    }
+}
+
 impl Raise {
     fn new(lead: bool) -> Raise {
         Raise {

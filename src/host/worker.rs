@@ -30,8 +30,9 @@ pub(super) fn run(shared: &Arc<Shared>) {
         }
         core.worker().doze();
         // Whatever completes from here on rings; what completed before is looked for once more.
+        let mut soon = false;
         if shared.rails.is_some() {
-            core.arm();
+            soon = core.arm();
             if core.poll() {
                 core.worker().rise();
                 last = Instant::now();
@@ -49,7 +50,7 @@ pub(super) fn run(shared: &Arc<Shared>) {
         for rail in shared.rails.iter().flat_map(|r| r.iter()) {
             files.push(sys::interest(rail.device.channel_fd(), libc::POLLIN));
         }
-        sys::wait(&mut files, if core.is_stuck() { SOON_MS } else { -1 });
+        sys::wait(&mut files, if soon || core.is_stuck() { SOON_MS } else { -1 });
         core.worker().rise();
         shared.work.clear();
         for rail in shared.rails.iter().flat_map(|r| r.iter()) {

@@ -187,7 +187,8 @@ impl<'m> Net for AnyNet<'m> {
         }
     }
 
-    fn arm(&mut self) {
+    fn arm(&mut self) -> bool {
         self.post.arm();
+        self.post.is_pending()
     }
 }

@@ -170,6 +170,9 @@ pub trait Net {
     /// waits.
     fn ready(&mut self, into: &mut [u32]) -> usize;
 
-    /// Asks for an event at the next arrival, for whoever is about to sleep.
-    fn arm(&mut self) {}
+    /// Asks for an event at the next arrival, for whoever is about to sleep. True: there is more to
+    /// do that no event will tell, so look again soon.
+    fn arm(&mut self) -> bool {
+        false
+    }
 }

@@ -430,8 +430,9 @@ impl<'m> Net for Post<'m> {
         self.poll(into)
     }
 
-    fn arm(&mut self) {
+    fn arm(&mut self) -> bool {
         Post::arm(self);
+        self.is_pending()
     }
 }
 
