@@ -152,6 +152,8 @@ fn random_faults_on_a_million_descriptors() {
     while done < total {
         rounds += 1;
         let port = PortConfig {
+            window: u64::MAX,
+            late: false,
             depth: 1 + rng.below(100) as u32,
             credits: 1 + rng.below(120) as u32,
             batch_ops: 1 + rng.below(64) as u32,
