@@ -14,8 +14,8 @@ esac
 cc=${CC:-gcc}
 flags=(-std=c11 -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread "${san[@]}")
 lib=()
-for f in bus complete config copy cq device engine event fault gids initiator misc modify object post \
-    qp responder; do
+for f in bus complete config copy cq device engine event fault gids initiator misc modify object \
+    post qp responder; do
     lib+=("$here/$f.c")
 done
 "$cc" "${flags[@]}" -shared -Wl,-soname,libibverbs.so.1 -Wl,--version-script="$here/v.map" \
@@ -23,3 +23,7 @@ done
 ln -sfn libfakeverbs.so "$out/libibverbs.so.1"
 "$cc" "${flags[@]}" -fvisibility=default "$here"/check/*.c -o "$out/check" \
     -L"$out" -l:libfakeverbs.so -Wl,-rpath,"$out"
+# The tool needs no version script, only the library's code.
+"$cc" "${flags[@]}" "$here/tree.c" "${lib[@]}" -o "$out/fakeverbs-tree"
+"$cc" "${flags[@]}" "$here/bench.c" -o "$out/bench" -L"$out" -l:libfakeverbs.so \
+    -Wl,-rpath,"$out"

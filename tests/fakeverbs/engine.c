@@ -3,6 +3,7 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -63,6 +64,17 @@ static void *engine(void *arg) {
     return NULL;
 }
 
+/* The application's signals are not for this thread. */
+static int start_thread(void) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int err = pthread_create(&fv.thread, NULL, engine, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (err == 0) pthread_setname_np(fv.thread, "fakeverbs");
+    return err;
+}
+
 /* At the first open: joins the bus and starts the thread. */
 int fv_start(void) {
     pthread_mutex_lock(&start_lock);
@@ -72,7 +84,7 @@ int fv_start(void) {
         err = fv_bus_open();
         if (err == 0 && (fv.wake = eventfd(0, EFD_CLOEXEC)) < 0) err = errno;
         fv.stop = false;
-        if (err == 0) err = pthread_create(&fv.thread, NULL, engine, NULL);
+        if (err == 0) err = start_thread();
         if (err != 0) fv_bus_close();
         fv_unlock();
     }

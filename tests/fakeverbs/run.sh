@@ -20,8 +20,8 @@ for kind in "${kinds[@]:-plain}"; do
     san='' wrap=()
     case $kind in
     address | thread) san=$kind ;;
-    valgrind) wrap=(valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite
-        --show-leak-kinds=definite --trace-children=yes --fair-sched=try) ;;
+    valgrind) wrap=(valgrind -q --error-exitcode=9 --leak-check=full --trace-children=yes
+        --show-leak-kinds=definite --errors-for-leak-kinds=definite --fair-sched=try) ;;
     helgrind) wrap=(valgrind -q --tool=helgrind --error-exitcode=9 --fair-sched=try) ;;
     plain) ;;
     *) echo "run.sh: unknown kind $kind" >&2; exit 2 ;;

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+extern const char *program;
 static uint8_t page[8192] __attribute__((aligned(4096)));
 
 static void devices(void) {
@@ -285,13 +286,63 @@ static void knobs(void) {
 }
 
 static void config_file(void) {
-    const char *path = getenv("FAKEVERBS_CONFIG");
+    char path[256];
+    const char *bus = getenv("FAKEVERBS_BUS");
+    snprintf(path, sizeof path, "%s-check.conf", bus != NULL ? bus : "fakeverbs");
+    setenv("FAKEVERBS_CONFIG", path, 1);
     FILE *f = fopen(path, "w");
     MUST(f != NULL);
     fputs("# one\nfake0.max_qp_wr=10\n*.max_mr_size=3M\nfake1.port1.active_mtu=512\n", f);
     fclose(f);
     knobs();
     unlink(path);
+}
+
+static void is_line(const char *dir, const char *name, const char *want) {
+    char path[512], line[256] = "";
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "r");
+    if (f == NULL || fgets(line, sizeof line, f) == NULL) line[0] = '\0';
+    if (f != NULL) fclose(f);
+    line[strcspn(line, "\n")] = '\0';
+    if (strcmp(line, want) != 0) {
+        fprintf(stderr, "%s: `%s`, not `%s`\n", name, line, want);
+        complain(name, 0, "differs", 0, 1);
+    }
+}
+
+/* The files that fakeverbs-tree writes say what the library says. */
+static void tree(void) {
+    static const char *const LINES[][2] = {
+        {"sys/class/infiniband/fake0/ports/1/state", "4: ACTIVE"},
+        {"sys/class/infiniband/fake1/ports/2/state", "1: DOWN"},
+        {"sys/class/infiniband/fake1/ports/2/phys_state", "3: Disabled"},
+        {"sys/class/infiniband/fake1/ports/1/link_layer", "Ethernet"},
+        {"sys/class/infiniband/fake1/ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:0a01:0101"},
+        {"sys/class/infiniband/fake1/ports/1/gids/2", "0000:0000:0000:0000:0000:0000:0000:0000"},
+        {"sys/class/infiniband/fake1/ports/1/gid_attrs/types/1", "RoCE v2"},
+        {"sys/class/infiniband/fake1/ports/1/gid_attrs/types/2", ""},
+        {"sys/class/infiniband/fake1/ports/1/gid_attrs/ndevs/1", "fk1"},
+        {"sys/class/infiniband/fake1/node_type", "1: CA"},
+        {"sys/class/infiniband/fake1/device/numa_node", "0"},
+        {"sys/class/net/fk1/ifindex", "12"},
+        {"sys/class/net/fk1/device/numa_node", "0"},
+        {"sys/class/net/fk1p2/operstate", "down"},
+        {"proc/net/kvrail_ipv4", "mgmt0 192.168.0.1/24"},
+    };
+    char dir[128], command[512], tool[256];
+    snprintf(tool, sizeof tool, "%s", program);
+    *strrchr(tool, '/') = '\0';
+    snprintf(dir, sizeof dir, "%s-tree", getenv("FAKEVERBS_BUS"));
+    snprintf(command, sizeof command, "'%s/fakeverbs-tree' '%s'", tool, dir);
+    EQ(system(command), 0);
+    for (size_t i = 0; i < sizeof LINES / sizeof LINES[0]; i++)
+        is_line(dir, LINES[i][0], LINES[i][1]);
+    snprintf(command, sizeof command, "grep -qx 'fk1 10.1.1.1/24' '%s/proc/net/kvrail_ipv4' &&"
+             " grep -q '^mgmt0.00000000.FE00A8C0' '%s/proc/net/route'", dir, dir);
+    EQ(system(command), 0);
+    snprintf(command, sizeof command, "rm -r '%s'", dir);
+    EQ(system(command), 0);
 }
 
 /* A wrong knob at the start: no list of devices, rather than a run without the fault. */
@@ -317,8 +368,8 @@ const struct check CALL_CHECKS[] = {
     {"thread domains", thread_domains, "FAKEVERBS_SET=fake1.thread_domain=0"},
     {"destroy order", destroy_order, NULL},
     {"leaves nothing", leaves_nothing, NULL},
-    {"config file", config_file,
-     "FAKEVERBS_CONFIG=/tmp/fakeverbs-check.conf FAKEVERBS_SET=fake0.max_qp_wr=12"},
+    {"config file", config_file, "FAKEVERBS_SET=fake0.max_qp_wr=12"},
+    {"tree", tree, "FAKEVERBS_SET=fake1.ports=2;fake1.port2.state=down;*.port1.gid_tbl_len=3"},
     {"bad start", bad_start, "FAKEVERBS_SET=fake0.max_qpp=1"},
     {NULL, NULL, NULL},
 };
