@@ -44,7 +44,7 @@ fn reason<'s>(found: &'s Selection, label: &str) -> &'s str {
 #[test]
 fn random_trees_break_no_rule() {
     let mut rails = 0;
-    for seed in 1..=300u64 {
+    for seed in 1..=100u64 {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut next = || {
             // xorshift64
@@ -58,5 +58,5 @@ fn random_trees_break_no_rule() {
         assert!(run.is_ok(), "seed {seed}");
         rails += run.unwrap_or(0);
     }
-    assert!(rails > 100, "only {rails} rails: the trees are all broken, and test nothing");
+    assert!(rails > 30, "only {rails} rails: the trees are all broken, and test nothing");
 }

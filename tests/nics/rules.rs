@@ -90,6 +90,9 @@ fn two_devices_on_one_netdev_and_address_are_one_rail() {
     let tree2 = build(&other);
     tree2.file("ipv4.txt", "ens1 10.1.0.2/32");
     assert_eq!(rails(&pick(&tree2, 0, "")), "mlx5_0:1#3 rxe0:1#3");
+    // One address on two netdevs is two wires.
+    let tree2 = build("nic mlx5_0 0 ens1 10.1.0.1/24\nnic mlx5_1 0 ens2 10.1.0.1/24");
+    assert_eq!(rails(&pick(&tree2, 0, "")), "mlx5_0:1#3 mlx5_1:1#3");
     let found = pick(&tree, 0, "mlx5_0,rxe0");
     assert_eq!(rails(&found), "mlx5_0:1#3 rxe0:1#3");
     assert!(found.warnings.iter().any(|w| w.contains("both are used")), "{:?}", found.warnings);
