@@ -84,6 +84,7 @@ packages() {
     [ -f /usr/include/infiniband/verbs.h ] || echo libibverbs-dev
     ls /usr/lib/*/libibverbs/librxe-rdmav*.so > /dev/null 2>&1 || echo ibverbs-providers
     command -v gcc > /dev/null || echo gcc
+    [ -f /usr/include/stdio.h ] || echo libc6-dev
     command -v setpriv > /dev/null || echo util-linux
     if ! "$lab/build-kernel.sh" --find > /dev/null; then
         command -v make > /dev/null || echo make

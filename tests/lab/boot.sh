@@ -89,7 +89,8 @@ memory=$(room_for_memory) || exit
 ulimit -c 0
 TMPDIR=$memory setsid setpriv --pdeathsig KILL "$kernel" mem="$mem" root=/dev/root \
     rootfstype=hostfs rootflags=/ ro init="$exchange/init.sh" con=null con0=null,fd:1 \
-    quiet loglevel=4 panic=1 exchange="$exchange" uml_dir="$exchange/" \
+    quiet loglevel=4 panic=1 bonding.max_bonds=0 dummy.numdummies=0 ifb.numifbs=0 \
+    exchange="$exchange" uml_dir="$exchange/" \
     ${LAB_KERNEL_ARGS:-} < /dev/null &
 guest=$!
 sleep "$limit" &

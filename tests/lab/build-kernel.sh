@@ -92,7 +92,7 @@ stage() {
 fetch() {
     local names=("$package=$version" flex bison m4 libfl2) name
     # m4 needs this one on some releases.
-    name=$(apt-cache depends m4 | sed -n 's/^ *Depends: \(libsigsegv[0-9]*\)$/\1/p')
+    name=$(LC_ALL=C apt-cache depends m4 | sed -n 's/^ *Depends: \(libsigsegv[0-9]*\)$/\1/p')
     # shellcheck disable=SC2206
     names+=($name)
     # As root apt downloads as another user, who cannot write here.
@@ -132,7 +132,7 @@ configure() {
 }
 compile() {
     tools_in_path
-    make -s -C source ARCH=um O="$work/build" -j"${LAB_JOBS:-$(nproc)}" linux
+    make -s -C source ARCH=um O="$work/build" -j"${LAB_JOBS:-${CARGO_BUILD_JOBS:-$(nproc)}}" linux
 }
 finish() {
     strip -o "$folder/linux.new" build/linux

@@ -4,6 +4,7 @@
 # cross the veth although both addresses are this host's; everything else goes over loopback.
 #
 # Addresses are $LAB_NET.<I>.$LAB_A_HOST and .$LAB_B_HOST; set these before rails_veth for others.
+# rails_routed puts a router into each rail, and the b ends into $LAB_NET_B.<I>.
 : "${LAB_RAILS:=2}" "${LAB_NET:=10.1}" "${LAB_PREFIX:=24}" "${LAB_MTU:=4200}"
 : "${LAB_A_HOST:=1}" "${LAB_B_HOST:=2}"
 export LAB_RAILS LAB_NET LAB_PREFIX LAB_MTU LAB_A_HOST LAB_B_HOST
@@ -50,14 +51,18 @@ until_true() {
 
 # get_ip a|b I
 get_ip() {
-    if [ "$1" = a ]; then REPLY=$LAB_NET.$2.$LAB_A_HOST; else REPLY=$LAB_NET.$2.$LAB_B_HOST; fi
+    if [ "$1" = a ]; then
+        REPLY=$LAB_NET.$2.$LAB_A_HOST
+    else
+        REPLY=${LAB_NET_B:-$LAB_NET}.$2.$LAB_B_HOST
+    fi
 }
 rail_ip() { get_ip "$@" && echo "$REPLY"; }
 # get_mac a|b I : locally administered; the end in the fifth byte, the rail in the sixth.
 get_mac() { printf -v REPLY '02:00:00:00:0%s:%02x' "$1" "$2"; }
 other_end() { if [ "$1" = a ]; then REPLY=b; else REPLY=a; fi; }
-# get_neighbour a|b I : where the other end is. Known in advance: a queue pair that has to ask by ARP
-# takes a whole second here, because the answer comes before the kernel waits for it.
+# get_neighbour a|b I : where the other end is. Known in advance: a queue pair that has to ask by
+# ARP takes a whole second here, because the answer comes before the kernel waits for it.
 get_neighbour() {
     local end ip
     other_end "$1"
@@ -78,13 +83,16 @@ accept_own_addresses() {
     done
 }
 
+count_is_allowed() {
+    [ "$1" -ge 1 ] && [ "$1" -le 256 ] && return
+    echo "$1 rails; allowed: 1 to 256"
+    return 2
+}
+
 # rails_veth N [MTU] : makes rails 0 to N-1.
 rails_veth() {
     local n=$1 mtu=${2:-$LAB_MTU} i end links='' devices=''
-    [ "$n" -ge 1 ] && [ "$n" -le 256 ] || {
-        echo "rails_veth: $n rails; allowed: 1 to 256"
-        return 2
-    }
+    count_is_allowed "$n" || return
     LAB_RAILS=$n
     accept_own_addresses
     for ((i = 0; i < n; i++)); do
@@ -104,13 +112,50 @@ rails_veth() {
     ip -batch - <<< "$links" && rdma -b - <<< "$devices"
 }
 
-# The other way round; what rails_veth made is gone.
+# rails_routed N [MTU] : the same, but the ends of a rail are in two subnets, and a router between
+# them (a network namespace) forwards. Faults are set as ever, on a<I> and b<I>.
+rails_routed() {
+    local n=$1 mtu=${2:-$LAB_MTU} i end far links='' router='' devices=''
+    count_is_allowed "$n" || return
+    LAB_RAILS=$n LAB_NET_B=${LAB_NET_B:-10.2} LAB_PREFIX=24
+    export LAB_NET_B
+    accept_own_addresses
+    ip netns add router && ip netns exec router sysctl -qw net.ipv4.ip_forward=1 || return
+    for ((i = 0; i < n; i++)); do
+        for end in a b; do
+            get_mac $end $i
+            links+="link add $end$i mtu $mtu address $REPLY type veth peer"
+            links+=" name $end$i mtu $mtu address 06${REPLY#02} netns router"$'\n'
+            links+="link set $end$i addrgenmode none"$'\n'
+            get_ip $end $i
+            links+="addr add $REPLY/24 dev $end$i"$'\n'"link set $end$i up"$'\n'
+            router+="addr add ${REPLY%.*}.254/24 dev $end$i"$'\n'"link set $end$i up"$'\n'
+            devices+="link add r$end$i type rxe netdev $end$i"$'\n'
+        done
+        for end in a b; do
+            get_ip $end $i
+            links+="neigh replace ${REPLY%.*}.254 dev $end$i lladdr 06:00:00:00:0$end:"
+            printf -v far '%02x' $i
+            links+="$far nud reachable"$'\n'
+            far=${REPLY%.*}.254
+            other_end $end
+            get_ip "$REPLY" $i
+            links+="route add ${REPLY%.*}.0/24 via $far dev $end$i metric 100"$'\n'
+        done
+    done
+    ip -batch - <<< "$links" && ip -n router -batch - <<< "$router" && rdma -b - <<< "$devices"
+}
+
+# What rails_veth or rails_routed made is gone.
 rails_gone() {
     local i links='' devices=''
     for ((i = 0; i < LAB_RAILS; i++)); do
         devices+="link delete ra$i"$'\n'"link delete rb$i"$'\n'
         links+="link del a$i"$'\n'
+        [ -z "${LAB_NET_B:-}" ] || links+="link del b$i"$'\n'
     done
+    [ -z "${LAB_NET_B:-}" ] || links+="netns del router"$'\n'
+    unset LAB_NET_B
     rdma -b - <<< "$devices" && ip -batch - <<< "$links"
 }
 

@@ -1,4 +1,4 @@
-/* Exit status 0 when this kvrail has the verbs driver, 77 when it has not; the last line says so. */
+/* Exit status 0 when this kvrail has the verbs driver, 77 when not; the last line says so. */
 #include <stdio.h>
 
 #include "kvrail.h"

@@ -44,7 +44,10 @@ own_guids() {
     local device guid seen=' '
     for device in /sys/class/infiniband/r[ab]*; do
         read -r guid < "$device/node_guid"
-        [[ $seen != *" $guid "* ]] || { echo "${device##*/} has the GUID $guid of another"; return 1; }
+        [[ $seen != *" $guid "* ]] || {
+            echo "${device##*/} has the GUID $guid of another"
+            return 1
+        }
         seen+="$guid "
     done
 }
