@@ -107,6 +107,10 @@ fn newest(folder: &FilePath) -> SystemTime {
 }
 
 impl Rail {
+    pub(crate) fn is_fake(&self) -> bool {
+        self.set("")
+    }
+
     /// Turns knobs of the fake. False: this library is not the fake.
     pub(crate) fn set(&self, knobs: &str) -> bool {
         let Some(library) = &self.library else { return false };
