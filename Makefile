@@ -13,6 +13,7 @@ RELEASE := $(CARGO_TARGET_DIR)/release
 PLUGINS := $(CURDIR)/build/plugins
 VENV := build/venv
 PREFIX ?= /usr/local
+BINDIR ?= $(PREFIX)/bin
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 PLUGINDIR ?= $(LIBDIR)/kvrail/plugins
@@ -23,7 +24,8 @@ FEATURES := sim tracing
 .DEFAULT_GOAL := help
 # Cargo runs its own jobs; two cargo runs at once only wait for each other.
 .NOTPARALLEL:
-.PHONY: help demo test lab bench-local lint lib plugin install clean venv tools-rust tools-cxx
+.PHONY: help demo test lab bench-local lint lib command plugin install clean venv \
+	tools-rust tools-cxx
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,12 +57,15 @@ lint: tools-rust ## formatting, clippy on every feature set, documentation, scri
 lib: tools-rust ## libkvrail.so and libkvrail.a, optimised
 	@$(CARGO) build --release -p kvrail-ffi
 
+command: tools-rust ## the command kvrail, optimised
+	@$(CARGO) build --release -p kvrail-cli
+
 plugin: tools-cxx lib ## the NIXL plugin, build/plugins/libplugin_RBLN.so
 	@bindings/nixl/build.sh --out "$(PLUGINS)" --kvrail-lib "$(RELEASE)" >&2
 
-# As another user, who may have no cargo: make lib plugin && sudo make install NOBUILD=1
-install: $(if $(NOBUILD),,lib plugin) ## header, libraries, kvrail.pc and plugin [PREFIX=, DESTDIR=, NOBUILD=1]
-	@PREFIX="$(PREFIX)" LIBDIR="$(LIBDIR)" INCLUDEDIR="$(INCLUDEDIR)" PLUGINDIR="$(PLUGINDIR)" \
+# As another user, who may have no cargo: make lib command plugin && sudo make install NOBUILD=1
+install: $(if $(NOBUILD),,lib command plugin) ## command, header, libraries, plugin [PREFIX=, DESTDIR=, NOBUILD=1]
+	@PREFIX="$(PREFIX)" BINDIR="$(BINDIR)" LIBDIR="$(LIBDIR)" INCLUDEDIR="$(INCLUDEDIR)" PLUGINDIR="$(PLUGINDIR)" \
 		BUILT="$(RELEASE)" PLUGINS="$(PLUGINS)" scripts/install.sh
 
 clean: ## remove what was built (build/ and cargo's folder)

@@ -148,20 +148,18 @@ build_checks() {
 }
 build_plugin() { make --no-print-directory plugin; }
 build_venv() { scripts/venv.sh demo; }
-# The example as it is, but its second process uses the other devices.
-build_example() {
+# link_kvrail OUTPUT ARGUMENT... : a C program with kvrail's static library.
+link_kvrail() {
+    local output=$LAB_BIN/$1
+    shift
     make --no-print-directory lib && mkdir -p "$LAB_BIN" &&
-        gcc -std=gnu11 -O2 -Wall -include "$lab/c/other_nics.h" examples/c/pair.c -Iinclude \
-            -L"$CARGO_TARGET_DIR/release" -lkvrail -Wl,-rpath,"$CARGO_TARGET_DIR/release" \
-            -o "$LAB_BIN/pair"
+        gcc -std=gnu11 -O2 -Wall -Iinclude "$@" "$CARGO_TARGET_DIR/release/libkvrail.a" \
+            -lpthread -ldl -lm -o "$output"
 }
+# The example as it is, but its second process uses the other devices.
+build_example() { link_kvrail pair -include "$lab/c/other_nics.h" examples/c/pair.c; }
 # Does this kvrail have the verbs driver? 77: not yet.
-build_verbs() {
-    make --no-print-directory lib && mkdir -p "$LAB_BIN" || return
-    gcc -std=gnu11 -Wall -Werror "$lab/c/has_verbs.c" -Iinclude -L"$CARGO_TARGET_DIR/release" \
-        -lkvrail -Wl,-rpath,"$CARGO_TARGET_DIR/release" -o "$LAB_BIN/has_verbs" || return
-    "$LAB_BIN/has_verbs"
-}
+build_verbs() { link_kvrail has_verbs "$lab/c/has_verbs.c" && "$LAB_BIN/has_verbs"; }
 declare -A ready=()
 # need NAME : builds it once; returns what building it came to.
 need() {

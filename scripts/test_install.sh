@@ -5,13 +5,13 @@ set -eu
 cd "$(dirname "$0")/.."
 prefix=$PWD/build/install-test
 rm -rf "$prefix"
-env -u LIBDIR -u INCLUDEDIR -u PLUGINDIR -u DESTDIR -u NOBUILD \
+env -u BINDIR -u LIBDIR -u INCLUDEDIR -u PLUGINDIR -u DESTDIR -u NOBUILD \
     make --no-print-directory install PREFIX="$prefix"
 lib=$prefix/lib
 fail() { echo "install: $1" >&2; exit 1; }
 
 for file in include/kvrail.h include/kvrail.hpp lib/libkvrail.so lib/libkvrail.a \
-    lib/pkgconfig/kvrail.pc lib/kvrail/plugins/libplugin_RBLN.so; do
+    bin/kvrail lib/pkgconfig/kvrail.pc lib/kvrail/plugins/libplugin_RBLN.so; do
     [ -s "$prefix/$file" ] || fail "$file is missing"
 done
 soname=$(readelf -d "$lib/libkvrail.so" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
@@ -37,4 +37,11 @@ said=$("$prefix/static")
 [[ $said == *"$version"* ]] || fail "the static program says version '$said', not $version"
 ! readelf -d "$prefix/static" | grep -q libkvrail || fail "the static program needs libkvrail.so"
 [ "$(pkg-config --modversion kvrail)" = "$version" ] || fail "kvrail.pc has another version"
-echo "install: shared and static programs run, version $version"
+[ "$("$prefix/bin/kvrail" --version)" = "kvrail $version" ] || fail "bin/kvrail has another version"
+# It looks at this host: with a rail or without, never another status.
+status=0
+"$prefix/bin/kvrail" nics > "$prefix/nics.txt" 2>&1 || status=$?
+[ "$status" -le 1 ] || fail "kvrail nics ended with $status: $(cat "$prefix/nics.txt")"
+! readelf -d "$prefix/bin/kvrail" | grep -q -e libkvrail -e libibverbs ||
+    fail "bin/kvrail needs a library that may be missing"
+echo "install: shared and static programs and the command run, version $version"

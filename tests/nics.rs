@@ -8,6 +8,8 @@
     reason = "tests fail by panicking"
 )]
 
+#[path = "../fuzz/nics_body.rs"]
+mod body;
 #[path = "nics/layouts.rs"]
 mod layouts;
 #[path = "nics/rules.rs"]
@@ -36,4 +38,25 @@ fn rails(found: &Selection) -> String {
 fn reason<'s>(found: &'s Selection, label: &str) -> &'s str {
     let verdict = found.verdicts.iter().find(|v| v.label() == label);
     &verdict.unwrap_or_else(|| panic!("no {label} in {found:#?}")).reason
+}
+
+/// The fuzz target's body on random inputs; the seed of a failing one is printed.
+#[test]
+fn random_trees_break_no_rule() {
+    let mut rails = 0;
+    for seed in 1..=300u64 {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut next = || {
+            // xorshift64
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        };
+        let data: Vec<u8> = (0..16 + seed % 240).map(|_| next()).collect();
+        let run = std::panic::catch_unwind(|| body::run(&data));
+        assert!(run.is_ok(), "seed {seed}");
+        rails += run.unwrap_or(0);
+    }
+    assert!(rails > 100, "only {rails} rails: the trees are all broken, and test nothing");
 }

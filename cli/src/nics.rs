@@ -1,7 +1,7 @@
 //! `kvrail nics`.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use kvrail::host::nics::{numa_of_pci, select, Request, Selection, Verdict};
@@ -12,51 +12,46 @@ const JSON_VERSION: u32 = 1;
 
 const AFTER: &str = "\
 Exit status: 0 there is a rail, 1 there is none (the reasons are on standard error), 2 bad usage.
-The rule and every reason: docs/nic-selection.md.
-KVRAIL_SYSROOT names another root for sysfs and procfs; it is for tests.";
+The rule and every reason: docs/nic-selection.md.";
 
 /// Arguments of `kvrail nics`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
     /// NUMA node of the accelerator or the buffer; -1: unknown, NICs of every node will do
-    #[arg(long, env = "KVRAIL_NUMA_NODE", value_name = "N", default_value_t = -1)]
-    #[arg(allow_negative_numbers = true, hide_default_value = true)]
-    #[arg(value_parser = clap::value_parser!(i32).range(-1..=65_535))]
-    numa: i32,
+    /// [default: KVRAIL_NUMA_NODE, or -1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = node)]
+    numa: Option<i32>,
     /// Take the node from a device: rbln0, or a PCI address such as 0000:c1:00.0
     #[arg(long, value_name = "DEVICE", conflicts_with = "numa")]
     device: Option<String>,
     /// These NICs, whatever their node and route: mlx5_0,mlx5_1:1,mlx5_2/1
-    #[arg(long, env = "KVRAIL_NICS", value_name = "A,B", value_delimiter = ',')]
-    nics: Vec<String>,
+    /// [default: KVRAIL_NICS]
+    #[arg(long, value_name = "A,B")]
+    nics: Option<String>,
     /// One JSON object on standard output
     #[arg(long)]
     json: bool,
-    /// Another root for sysfs and procfs, for tests
-    #[arg(long, env = "KVRAIL_SYSROOT", value_name = "DIR", hide = true)]
+    /// Another root than / for sysfs and procfs; it is for tests [default: KVRAIL_SYSROOT]
+    #[arg(long, value_name = "DIR")]
     sysroot: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let root = args.sysroot.clone().filter(|r| !r.as_os_str().is_empty());
+    let root = args.sysroot.clone().or_else(|| std::env::var_os("KVRAIL_SYSROOT").map(Into::into));
+    let root: Option<PathBuf> = root.filter(|r| !r.as_os_str().is_empty());
     let sysroot = root.unwrap_or_else(|| PathBuf::from("/"));
     if !sysroot.is_dir() {
         let root = sysroot.display();
         return usage(&format!("KVRAIL_SYSROOT: {root} is no folder; name one with sys and proc"));
     }
-    let numa = match &args.device {
-        None => Some(args.numa),
-        Some(device) => match numa_of_pci(&sysroot, device) {
-            Some(node) => Some(node),
-            None => {
-                let text = "is not there, or its NUMA node is unknown (-1)";
-                let allowed = "rbln0 or a PCI address with a node, or use --numa N";
-                return usage(&format!("--device {device}: {text}; {allowed}"));
-            }
-        },
+    let numa = match wanted_node(args, &sysroot) {
+        Ok(numa) => numa,
+        Err(text) => return usage(&text),
     };
-    let found = select(&Request { sysroot, numa, names: args.nics.clone() });
+    let names = args.nics.clone().or_else(|| std::env::var("KVRAIL_NICS").ok());
+    let names = names.iter().flat_map(|n| n.split(',')).map(String::from).collect();
+    let found = select(&Request { sysroot, numa: Some(numa), names });
     let mut out = if args.json { format!("{:#}\n", as_json(&found)) } else { as_table(&found) };
     if !args.json {
         for warning in &found.warnings {
@@ -70,6 +65,30 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         return ExitCode::from(1);
     }
     ExitCode::SUCCESS
+}
+
+/// `--numa` and `--device` come before the environment, as everywhere.
+fn wanted_node(args: &Args, sysroot: &Path) -> Result<i32, String> {
+    if let Some(device) = &args.device {
+        return numa_of_pci(sysroot, device).ok_or_else(|| {
+            format!(
+                "--device {device}: it is not there; allowed are an RBLN card (rbln0) and a PCI \
+                 address (0000:c1:00.0), or give the node: --numa N"
+            )
+        });
+    }
+    let from_env = || match std::env::var("KVRAIL_NUMA_NODE") {
+        Ok(text) if !text.is_empty() => {
+            node(&text).map_err(|e| format!("KVRAIL_NUMA_NODE={text}: {e}"))
+        }
+        _ => Ok(-1),
+    };
+    args.numa.map_or_else(from_env, Ok)
+}
+
+fn node(text: &str) -> Result<i32, String> {
+    let node = text.trim().parse().ok().filter(|n| (-1..=65_535).contains(n));
+    node.ok_or_else(|| String::from("must be 0 to 65535, or -1 for unknown"))
 }
 
 fn usage(text: &str) -> ExitCode {
@@ -113,7 +132,7 @@ fn row(verdict: &Verdict) -> [String; 9] {
 
 fn speed(mbps: u32) -> String {
     match mbps {
-        1000.. if mbps % 1000 == 0 => format!("{}G", mbps / 1000),
+        1000.. if mbps.is_multiple_of(1000) => format!("{}G", mbps / 1000),
         _ => format!("{mbps}M"),
     }
 }

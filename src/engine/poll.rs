@@ -122,7 +122,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             return None;
         }
         let credits = rail.ledger.credits(inner.port.depth());
-        if credits == 0 || inner.claims >= LANE_CLAIMS {
+        let full = lane.outstanding.load(Ordering::Relaxed) >= inner.port.window_bytes();
+        if credits == 0 || full || inner.claims >= LANE_CLAIMS {
             return None;
         }
         // SAFETY: I3: as above; the pool keeps the ops until release.

@@ -108,7 +108,7 @@ impl Default for Config {
             port_max: 0,
             max_bytes: 4 << 30,
             name: String::new(),
-            listen_ip: String::from("127.0.0.1"),
+            listen_ip: String::from("auto"),
             transport: String::from("auto"),
             device_id: 0,
             numa_node: -1,

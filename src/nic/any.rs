@@ -49,6 +49,11 @@ impl Port for AnyPort<'_> {
     }
 
     #[inline]
+    fn window_bytes(&self) -> u64 {
+        each!(self, p => p.window_bytes())
+    }
+
+    #[inline]
     fn batch_bytes(&self) -> u64 {
         each!(self, p => p.batch_bytes())
     }

@@ -120,7 +120,13 @@ pub trait Port {
     /// Most bytes that one batch should carry, so that a cancel waits for one batch only.
     fn batch_bytes(&self) -> u64;
 
-    /// Most work requests in one batch.
+    /// Bytes in flight on the lane beyond which it takes no more: enough to keep the wire busy. More
+    /// would only lie in its queue, where no faster rail can take it.
+    fn window_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// Most ops in one batch.
     fn batch_ops(&self) -> u32;
 
     /// Posts a batch. `Ok` took all of it; `Err((n, why))` took the first `n`. Those taken will be

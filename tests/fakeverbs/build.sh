@@ -14,7 +14,7 @@ esac
 cc=${CC:-gcc}
 flags=(-std=c11 -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread "${san[@]}")
 lib=()
-for f in bus complete config cq device engine event fault gids initiator misc modify object post \
+for f in bus complete config copy cq device engine event fault gids initiator misc modify object post \
     qp responder; do
     lib+=("$here/$f.c")
 done

@@ -272,6 +272,11 @@ static uint64_t from_env(const char *name, uint64_t start) {
 int fv_load(void) {
     static int state = -1;
     if (state >= 0) return state;
+    FV_UNTRACKED(fv.dev, sizeof fv.dev);
+    FV_UNTRACKED(fv.count, sizeof fv.count);
+    FV_UNTRACKED(&fv.waiters, sizeof fv.waiters);
+    FV_UNTRACKED(&fv.kicked, sizeof fv.kicked);
+    FV_UNTRACKED(&fv.wake, sizeof fv.wake);
     uint64_t n = from_env("FAKEVERBS_DEVICES", 2);
     fv.n_dev = n > FV_MAX_DEV ? FV_MAX_DEV : (int)n;
     fv.host = from_env("FAKEVERBS_HOST", 1);

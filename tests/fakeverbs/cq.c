@@ -55,6 +55,8 @@ static struct fv_cq *new_cq(struct ibv_context *c, int n) {
         free(q);
         return NULL;
     }
+    FV_UNTRACKED(&q->head, sizeof q->head);
+    FV_UNTRACKED(&q->tail, sizeof q->tail);
     q->dev = (struct fv_dev *)c->device;
     q->cap = (uint32_t)n;
     q->mask = size - 1;

@@ -18,6 +18,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* helgrind does not know C11's atomics: such fields, and DMA, are taken from its sight. */
+#if defined(__has_include) && __has_include(<valgrind/helgrind.h>)
+#include <valgrind/helgrind.h>
+#define FV_UNTRACKED(at, len) VALGRIND_HG_DISABLE_CHECKING((void *)(uintptr_t)(at), (len))
+#else
+#define FV_UNTRACKED(at, len) ((void)(at), (void)(len))
+#endif
+
 #define FV_EXPORT __attribute__((visibility("default")))
 #define FV_MAX_DEV 16
 #define FV_MAX_PORT 2
@@ -197,6 +205,7 @@ struct fv_late {
     struct fv_late *next;
     uint32_t rkey, len;
     uint64_t addr;
+    bool foreign;
     uint8_t bytes[];
 };
 
@@ -382,6 +391,9 @@ void fv_complete_recv(struct fv_qp *qp, uint64_t wr_id, enum ibv_wc_status statu
 void fv_flush(struct fv_qp *qp);
 uint64_t fv_release_pending(struct fv_qp *qp, uint64_t now);
 void fv_drop_pending(struct fv_qp *qp);
+
+/* copy.c */
+void fv_copy(void *to, const void *from, size_t n, bool foreign);
 
 /* initiator.c, responder.c */
 uint64_t fv_step(struct fv_qp *qp, uint64_t now);

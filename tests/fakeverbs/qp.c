@@ -77,6 +77,10 @@ static struct fv_qp *new_qp(struct ibv_pd *pd, const struct ibv_qp_init_attr *a)
         free_qp(qp);
         return NULL;
     }
+    FV_UNTRACKED(&qp->state, sizeof qp->state);
+    FV_UNTRACKED(&qp->sq_head, sizeof qp->sq_head);
+    FV_UNTRACKED(&qp->sq_exec, sizeof qp->sq_exec);
+    FV_UNTRACKED(&qp->sq_tail, sizeof qp->sq_tail);
     qp->dev = (struct fv_dev *)pd->context->device;
     qp->given = p;
     qp->pd = p->parent != NULL ? p->parent : p;

@@ -23,6 +23,9 @@ static struct fv_qp *target_of(const struct fv_packet *p) {
     return (int32_t)(p->seq - qp->rseq) <= 0 ? qp : NULL;
 }
 
+/* From another process. */
+static bool foreign(const struct fv_packet *p) { return (int)(p->src_qpn >> 16) != fv.slot; }
+
 static void nak(struct fv_qp *qp, struct fv_packet *reply, enum ibv_wc_status status) {
     reply->kind = FV_NAK;
     reply->status = (uint8_t)status;
@@ -38,7 +41,7 @@ void fv_place_late(struct fv_qp *qp) {
     while (qp->late_first != NULL) {
         struct fv_late *l = qp->late_first;
         uint8_t *at = fv_reach(qp->pd, l->rkey, l->addr, l->len, IBV_ACCESS_REMOTE_WRITE);
-        if (at != NULL) memcpy(at, l->bytes, l->len);
+        if (at != NULL) fv_copy(at, l->bytes, l->len, l->foreign);
         FV_COUNT(late_placed);
         qp->late_first = l->next;
         free(l);
@@ -53,6 +56,7 @@ static void stage(struct fv_qp *qp, const struct fv_packet *p, const uint8_t *by
     l->rkey = p->rkey;
     l->len = p->len;
     l->addr = p->raddr + p->off;
+    l->foreign = foreign(p);
     memcpy(l->bytes, bytes, p->len);
     if (qp->late_last != NULL)
         qp->late_last->next = l;
@@ -81,7 +85,7 @@ static void do_write(struct fv_qp *qp, const struct fv_packet *p, const uint8_t 
     else if (qp->dev->late_writes != 0)
         stage(qp, p, bytes);
     else
-        memcpy(at, bytes, p->len);
+        fv_copy(at, bytes, p->len, foreign(p));
 }
 
 static void do_read(struct fv_qp *qp, const struct fv_packet *p, struct fv_packet *reply,
@@ -98,7 +102,7 @@ static void do_read(struct fv_qp *qp, const struct fv_packet *p, struct fv_packe
         nak(qp, reply, IBV_WC_REM_ACCESS_ERR);
         return;
     }
-    memcpy(out, at, p->len);
+    fv_copy(out, at, p->len, foreign(p));
     reply->payload = p->len;
 }
 

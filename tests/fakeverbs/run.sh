@@ -21,7 +21,7 @@ for kind in "${kinds[@]:-plain}"; do
     case $kind in
     address | thread) san=$kind ;;
     valgrind) wrap=(valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite
-        --child-silent-after-fork=no --trace-children=yes --fair-sched=try) ;;
+        --show-leak-kinds=definite --trace-children=yes --fair-sched=try) ;;
     helgrind) wrap=(valgrind -q --tool=helgrind --error-exitcode=9 --fair-sched=try) ;;
     plain) ;;
     *) echo "run.sh: unknown kind $kind" >&2; exit 2 ;;

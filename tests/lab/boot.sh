@@ -44,7 +44,9 @@ clean_up() {
     if [ -n "$out" ] && [ -d "$exchange/out" ]; then
         mkdir -p "$out"
         cp -R "$exchange/out/." "$out/"
-        for log in dmesg.log booted; do [ ! -f "$exchange/$log" ] || cp "$exchange/$log" "$out/"; done
+        for log in dmesg.log booted; do
+            [ ! -f "$exchange/$log" ] || cp "$exchange/$log" "$out/"
+        done
     fi
     rm -rf "$exchange"
 }

@@ -1,6 +1,7 @@
 # Sourced in the guest. One network namespace; rail I is a veth pair a<I>-b<I> with a Soft-RoCE
 # device on each end (ra<I>, rb<I>). The a ends are one host, the b ends the other: two processes
-# that use different devices. Policy routing sends the packets over the veth, not over loopback.
+# that use different devices. Soft-RoCE names the interface that a packet leaves by, so its packets
+# cross the veth although both addresses are this host's; everything else goes over loopback.
 #
 # Addresses are $LAB_NET.<I>.$LAB_A_HOST and .$LAB_B_HOST; set these before rails_veth for others.
 : "${LAB_RAILS:=2}" "${LAB_NET:=10.1}" "${LAB_PREFIX:=24}" "${LAB_MTU:=4200}"
@@ -52,9 +53,6 @@ get_ip() {
     if [ "$1" = a ]; then REPLY=$LAB_NET.$2.$LAB_A_HOST; else REPLY=$LAB_NET.$2.$LAB_B_HOST; fi
 }
 rail_ip() { get_ip "$@" && echo "$REPLY"; }
-# Routing table of one end, and the place of its rule; 1000 and more, so that no number is one of
-# the kernel's own.
-get_table() { if [ "$1" = a ]; then REPLY=$((1000 + $2)); else REPLY=$((2000 + $2)); fi; }
 # get_mac a|b I : locally administered; the end in the fifth byte, the rail in the sixth.
 get_mac() { printf -v REPLY '02:00:00:00:0%s:%02x' "$1" "$2"; }
 other_end() { if [ "$1" = a ]; then REPLY=b; else REPLY=a; fi; }
@@ -69,31 +67,15 @@ get_neighbour() {
     get_mac "$end" "$2"
     REPLY="$ip lladdr $REPLY dev $1$2 nud reachable"
 }
-# get_route a|b I : the route that makes packets of one end leave by its own veth. A link that goes
-# down loses it.
-get_route() {
-    local own table
-    get_ip "$1" "$2"
-    own=$REPLY
-    get_table "$1" "$2"
-    table=$REPLY
-    other_end "$1"
-    get_ip "$REPLY" "$2"
-    REPLY="$REPLY/32 dev $1$2 src $own table $table"
-}
 
 accept_own_addresses() {
     local at
-    [ -z "${LAB_RULES:-}" ] || return 0
     for at in all default; do
         echo 1 > /proc/sys/net/ipv4/conf/$at/accept_local
         echo 0 > /proc/sys/net/ipv4/conf/$at/rp_filter
         echo 1 > /proc/sys/net/ipv4/conf/$at/arp_ignore
         echo 2 > /proc/sys/net/ipv4/conf/$at/arp_announce
     done
-    # The rules of the rails must come before the table of local addresses.
-    printf '%s\n' 'rule add pref 20000 lookup local' 'rule del pref 0 lookup local' | ip -batch - &&
-        LAB_RULES=set
 }
 
 # rails_veth N [MTU] : makes rails 0 to N-1.
@@ -104,7 +86,7 @@ rails_veth() {
         return 2
     }
     LAB_RAILS=$n
-    accept_own_addresses || return
+    accept_own_addresses
     for ((i = 0; i < n; i++)); do
         links+="link add a$i mtu $mtu type veth peer name b$i mtu $mtu"$'\n'
         for end in a b; do
@@ -115,12 +97,8 @@ rails_veth() {
             devices+="link add r$end$i type rxe netdev $end$i"$'\n'
         done
         for end in a b; do
-            get_route $end $i
-            links+="route add $REPLY"$'\n'
             get_neighbour $end $i
             links+="neigh replace $REPLY"$'\n'
-            get_table $end $i
-            links+="rule add pref $REPLY oif $end$i lookup $REPLY"$'\n'
         done
     done
     ip -batch - <<< "$links" && rdma -b - <<< "$devices"
@@ -128,13 +106,9 @@ rails_veth() {
 
 # The other way round; what rails_veth made is gone.
 rails_gone() {
-    local i end links='' devices=''
+    local i links='' devices=''
     for ((i = 0; i < LAB_RAILS; i++)); do
-        for end in a b; do
-            devices+="link delete r$end$i"$'\n'
-            get_table $end $i
-            links+="rule del pref $REPLY"$'\n'
-        done
+        devices+="link delete ra$i"$'\n'"link delete rb$i"$'\n'
         links+="link del a$i"$'\n'
     done
     rdma -b - <<< "$devices" && ip -batch - <<< "$links"
@@ -169,13 +143,11 @@ get_cnt() { read -r REPLY < "/sys/class/net/$3/statistics/$1_$2"; }
 cnt() { get_cnt "$@" && echo "$REPLY"; }
 
 # rail_down I [a|b], rail_up I [a|b] : both ends lose the carrier. A link that comes back has lost
-# its route; without it nothing crosses, so it is put back, and the ports are awaited.
+# its neighbour, which is entered again; then the ports are awaited.
 rail_down() { ip link set "${2:-a}$1" down; }
 rail_up() {
     local end links="link set ${2:-a}$1 up"
     for end in a b; do
-        get_route $end "$1"
-        links+=$'\n'"route replace $REPLY"
         get_neighbour $end "$1"
         links+=$'\n'"neigh replace $REPLY"
     done

@@ -278,10 +278,12 @@ fn the_node_of_an_accelerator() {
          link sys/bus/pci/devices/0000:c1:00.0 ../../../devices/pci0000:c0/0000:c1:00.0\n\
          file sys/bus/pci/devices/0000:c2:00.0/numa_node -1",
     );
-    for name in ["rbln3", "/dev/rbln3", "0000:c1:00.0", "c1:00.0", "0000:C1:00.0", " rbln3\n"] {
+    for name in ["rbln3", "/dev/rbln3", "3", "0000:c1:00.0", "c1:00.0", "0000:C1:00.0", " rbln3\n"]
+    {
         assert_eq!(numa_of_pci(&tree.root, name), Some(1), "{name}");
     }
-    for name in ["", "rbln0", "0000:c2:00.0", "0000:c9:00.0", "../rbln3", "..", "."] {
+    assert_eq!(numa_of_pci(&tree.root, "0000:c2:00.0"), Some(-1));
+    for name in ["", "rbln0", "0", "0000:c9:00.0", "../rbln3", "..", "."] {
         assert_eq!(numa_of_pci(&tree.root, name), None, "{name}");
     }
 }

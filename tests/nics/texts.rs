@@ -31,6 +31,7 @@ fn addresses_in_every_form() {
          \x20   inet 10.2.0.1/24 scope global secondary ens1\n\
          \x20   inet6 fe80::1/64 scope link",
         "ens1             UP             10.1.0.1/20 10.2.0.1/24",
+        "{\"netdev\":\"ens1\",\"ipv4\":\"10.1.0.1/20\"}\ndev ens1 addr 10.2.0.1",
         "ens1 inet 10.1.0.1/20\nens1 inet 10.2.0.1",
         "ens1 10.1.0.1/20\r\nens1 10.2.0.1\r\n",
         "ens1 10.1.0.1/20\nens1 10.1.0.1/20\nens1 10.2.0.1",
@@ -78,6 +79,8 @@ fn default_routes_in_every_form() {
         "default eno1 100",
         "default: eno1 100",
         "default = eno1 metric=100",
+        "{\"netdev\": \"eno1\", \"metric\":100}",
+        "iface=eno1 metric=100",
         "eno1 default via 10.0.0.1 metric 100",
         "eno1 10.0.0.1 100",
         "0.0.0.0/0 via 10.0.0.1 dev eno1 metric 100",
@@ -132,6 +135,7 @@ fn a_root_of_another_brings_its_texts_in_files() {
         "ipv4_addresses.txt",
         "addrs",
         "addrs.txt",
+        "netdev-IPv4.conf",
         "proc/net/kvrail_ipv4",
     ];
     for name in names {
@@ -140,8 +144,15 @@ fn a_root_of_another_brings_its_texts_in_files() {
         tree.file(name, "ens1 10.1.0.1/24");
         assert_eq!(rails(&pick(&tree, 0, "")), "mlx5_0:1#3", "{name}");
     }
-    let names =
-        ["routes", "routes.txt", "default_routes", "default_routes.txt", "route", "proc/net/route"];
+    let names = [
+        "routes",
+        "routes.txt",
+        "Default-Route.list",
+        "default_routes",
+        "default_routes.txt",
+        "route",
+        "proc/net/route",
+    ];
     for name in names {
         let tree = build("nic mlx5_0 0 ens1 10.1.0.1/24");
         tree.file(name, "default via 10.1.0.254 dev ens1 metric 5");

@@ -13,8 +13,8 @@
 //! file PATH TEXT                       any file; `link PATH TARGET`, `folder PATH` as well
 //! ```
 
+use core::net::{Ipv4Addr, Ipv6Addr};
 use std::fs;
-use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::Mutex;
 

@@ -32,6 +32,8 @@ pub const LIMITS: Limits = Limits {
 
 /// A lane without surprises.
 pub const PORT: PortConfig = PortConfig {
+    window: u64::MAX,
+    late: false,
     depth: 64,
     credits: 64,
     batch_ops: 32,

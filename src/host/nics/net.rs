@@ -67,7 +67,8 @@ impl Addresses {
             } else if numbered {
                 above = words.first().map_or_else(String::new, |w| netdev_name(w).to_string());
             } else {
-                let netdev = words.iter().find(|w| address(w).is_none());
+                let is_name = |w: &&&str| address(w).is_none() && !KEYS.contains(&netdev_name(w));
+                let netdev = words.iter().find(is_name);
                 for address in words.iter().filter_map(|w| address(w)) {
                     found.add_named(netdev.map_or("", |w| netdev_name(w)), address);
                 }
@@ -83,11 +84,37 @@ impl Addresses {
     }
 }
 
+/// Words that say what the next one is; no netdev is called so.
+const KEYS: &[&str] = &[
+    "dev",
+    "netdev",
+    "iface",
+    "interface",
+    "via",
+    "gateway",
+    "gw",
+    "metric",
+    "proto",
+    "scope",
+    "src",
+    "nexthop",
+    "onlink",
+    "inet",
+    "ipv4",
+    "ip",
+    "addr",
+    "address",
+    "addresses",
+    "prefix",
+];
+
 /// Words of a line of a text file: `ens1: 10.1.0.1/24, 10.1.0.2`, `ens1=10.1.0.1` and JSON's
 /// punctuation read the same. A `:` stays at the end of its word, where `ip` puts it.
-fn words(line: &str) -> Vec<&str> {
+fn words<'w>(line: &'w str) -> Vec<&'w str> {
     let between = |c: char| c.is_whitespace() || ",;=\"'[]{}()\\".contains(c);
-    let words = line.split(between).filter(|w| !w.is_empty() && *w != ":");
+    // JSON's colon stands alone or before a number.
+    let bare = |w: &'w str| w.strip_prefix(':').filter(|r| !r.starts_with(':')).unwrap_or(w);
+    let words = line.split(between).map(bare).filter(|w| !w.is_empty());
     words.flat_map(split_colon).collect()
 }
 
@@ -126,8 +153,7 @@ pub fn parse_routes(text: &str) -> Vec<DefaultRoute> {
     // `ip route` writes the hops of a multipath route below it, each on a line of its own.
     let mut above: Option<u32> = None;
     for line in text.lines().flat_map(|l| l.split('#').next().unwrap_or("").split('\\')) {
-        let mut words = words(line);
-        words.retain(|w| *w != ":");
+        let words = words(line);
         let Some(first) = words.first().map(|w| w.trim_end_matches(':')) else { continue };
         let route = if first == "nexthop" {
             above.zip(after(&words, "dev")).map(|(metric, netdev)| (netdev, metric))
@@ -203,10 +229,9 @@ fn ip_route<'w>(words: &[&'w str], first: &str) -> Line<'w> {
         return (is_default(first) || words.iter().any(|w| is_default(w)) || first == "dev")
             .then(|| (netdev, metric_of(words)));
     }
-    let keys = ["dev", "via", "metric", "iface", "proto", "scope", "src", "nexthop", "onlink"];
     let plain = |w: &&&str| {
         let w = w.trim_end_matches(':');
-        !is_default(w) && !keys.contains(&w) && address(w).is_none() && w.parse::<u32>().is_err()
+        !is_default(w) && !KEYS.contains(&w) && address(w).is_none() && w.parse::<u32>().is_err()
     };
     if words.contains(&"proto") || words.contains(&"scope") {
         return None;
@@ -227,14 +252,14 @@ pub(super) fn read(tree: &Tree) -> (Addresses, Vec<DefaultRoute>) {
     let mut addresses = Addresses::parse(&text);
     for name in top.names() {
         let stem = name.to_lowercase();
-        let stem = stem.strip_suffix(".txt").unwrap_or(&stem);
-        if matches!(stem, "route" | "routes" | "default_route" | "default_routes") {
+        let stem = stem.split('.').next().unwrap_or("");
+        if stem.contains("route") {
             for route in parse_routes(&top.table(&name).unwrap_or_default()) {
                 if !routes.contains(&route) {
                     routes.push(route);
                 }
             }
-        } else if matches!(stem, "ipv4" | "addrs" | "addresses" | "ipv4_addrs" | "ipv4_addresses") {
+        } else if stem.contains("addr") || stem.contains("ipv4") {
             addresses.merge(Addresses::parse(&top.table(&name).unwrap_or_default()));
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::tree::{Dir, Tree};
+use super::tree::{decimal, Dir, Tree};
 
 /// What sysfs says of a device's NUMA node.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -23,10 +23,6 @@ impl Node {
             Node::Known(node) => node,
             Node::NoParent | Node::Unknown => -1,
         }
-    }
-
-    pub(super) fn known(self) -> Option<i32> {
-        Some(self.number()).filter(|n| *n >= 0)
     }
 }
 
@@ -82,10 +78,10 @@ fn listed(list: &str) -> usize {
 
 /// The NUMA node of an accelerator or any PCI device, by its sysfs entry.
 ///
-/// `device` is a PCI address (`0000:c1:00.0`, the domain may be left out), or the name of an RBLN
-/// card as its driver publishes it below `/sys/class/rebellions` (`rbln0`, `/dev/rbln0`). The class
-/// entry's `device` leads to the PCI device. `None` when there is no such device, or its node is
-/// unknown.
+/// `device` is a PCI address (`0000:c1:00.0`, the domain may be left out), or an RBLN card as its
+/// driver publishes it below `/sys/class/rebellions`: `rbln3`, `/dev/rbln3` or `3`. The class
+/// entry's `device` leads to the PCI device. `Some(-1)`: the device is there and its node is
+/// unknown, as in most virtual machines. `None`: there is no such device.
 #[must_use]
 pub fn numa_of_pci(sysroot: &Path, device: &str) -> Option<i32> {
     let tree = Tree::new(sysroot);
@@ -93,10 +89,12 @@ pub fn numa_of_pci(sysroot: &Path, device: &str) -> Option<i32> {
     if name.is_empty() || name.contains('/') || name.starts_with('.') {
         return None;
     }
-    if let Some(card) = tree.dir("sys/class/rebellions").and_then(|c| c.dir(&name)) {
-        return of_device(&card).known();
+    let cards = tree.dir("sys/class/rebellions");
+    let numbered = decimal(&name).map(|n| format!("rbln{n}"));
+    if let Some(card) = cards.and_then(|c| c.dir(numbered.as_ref().unwrap_or(&name))) {
+        return Some(of_device(&card).number());
     }
     let bus = tree.dir("sys/bus/pci/devices")?;
     let found = bus.dir(&name).or_else(|| bus.dir(&format!("0000:{name}")))?;
-    climb(found).known()
+    Some(climb(found).number())
 }

@@ -30,6 +30,9 @@ use crate::table::Direction;
 
 /// Completions taken from the queue at once.
 const TAKE: usize = 32;
+/// Claims that keep the wire busy: with four of 1 MiB, 400 Gbit/s have 84 us of work.
+const WINDOW_CLAIMS: u64 = 4;
+
 /// One lane of the verbs driver.
 ///
 /// It owns the queue pairs that it was given: [`Port::close`] destroys one. Close all peers before
@@ -489,6 +492,14 @@ impl Port for VerbsPort<'_> {
     fn room(&self) -> u32 {
         // One for the flush.
         self.free().saturating_sub(1)
+    }
+
+    fn window_bytes(&self) -> u64 {
+        WINDOW_CLAIMS * self.shape.batch_bytes
+    }
+
+    fn may_land_late(&self) -> bool {
+        true
     }
 
     fn batch_bytes(&self) -> u64 {

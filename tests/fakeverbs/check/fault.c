@@ -192,6 +192,7 @@ static void holding(void) {
     fill_bytes(a.buf, 8, 6);
     EQ(post(&a, a.qp, &h, (struct op){.op = WRITE, .len = 8, .id = 1, .flags = 2}), 0);
     EQ((int)next_wc(a.cq, 50).status, -1);
+    EQ(counter("bytes_written"), 8);
     TRUE(same_bytes(b.buf, 8, 6));
     SET("fake0.hold=0");
     EQ(status_of(a.cq, NULL), 0);

@@ -21,7 +21,8 @@ struct other {
 };
 
 /* The letters: h hello, c connect, r post a receive, w wait for a completion, f fill, s same?,
- * d deregister, e QP to ERR, R QP to RESET, k counter `rnr`, W write to the peer, q quit. */
+ * d deregister, e QP to ERR, R QP to RESET, W write to the peer, p the port's
+ * state, q quit. */
 static uint64_t obey(struct side *s, const struct ask *q, struct hello *peer) {
     struct ibv_wc wc;
     switch (q->what) {
@@ -35,7 +36,11 @@ static uint64_t obey(struct side *s, const struct ask *q, struct hello *peer) {
         return (uint64_t)wc.status << 32 | (uint32_t)wc.wr_id;
     case 'f': fill_bytes(s->buf, q->n, (unsigned)q->m); return 0;
     case 's': return same_bytes(s->buf, q->n, (unsigned)q->m);
-    case 'd': return (uint64_t)ibv_dereg_mr(s->mr);
+    case 'd': {
+        struct ibv_mr *mr = s->mr;
+        s->mr = NULL;
+        return (uint64_t)ibv_dereg_mr(mr);
+    }
     case 'e': return (uint64_t)to_state(s->qp, IBV_QPS_ERR);
     case 'R': return (uint64_t)to_state(s->qp, IBV_QPS_RESET);
     case 'W':
@@ -61,6 +66,7 @@ int worker(int fd) {
         uint64_t answer = obey(&s, &q, &peer);
         if (write(fd, &answer, sizeof answer) != sizeof answer) return 1;
     }
+    end_side(&s);
     return 0;
 }
 

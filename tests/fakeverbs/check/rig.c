@@ -53,7 +53,7 @@ void end_side(struct side *s) {
     EQ(ibv_destroy_qp(s->qp), 0);
     EQ(ibv_destroy_cq(s->cq), 0);
     EQ(ibv_destroy_comp_channel(s->ch), 0);
-    EQ(ibv_dereg_mr(s->mr), 0);
+    if (s->mr != NULL) EQ(ibv_dereg_mr(s->mr), 0);
     EQ(ibv_dealloc_pd(s->pd), 0);
     EQ(ibv_close_device(s->ctx), 0);
     free(s->buf);

@@ -39,9 +39,20 @@ sees_all() {
     [ "${#devices[@]} $seen" = "$((2 * LAB_RAILS)) $((2 * LAB_RAILS))" ]
 }
 
+# Two devices of one host never share a GUID.
+own_guids() {
+    local device guid seen=' '
+    for device in /sys/class/infiniband/r[ab]*; do
+        read -r guid < "$device/node_guid"
+        [[ $seen != *" $guid "* ]] || { echo "${device##*/} has the GUID $guid of another"; return 1; }
+        seen+="$guid "
+    done
+}
+
 check "$LAB_RAILS rails are made" rails_veth "$LAB_RAILS" || exit 1
 say "rails made"
 check "$((2 * LAB_RAILS)) RDMA devices, as many as libibverbs sees" sees_all
+check "each with a GUID of its own" own_guids
 for ((i = 0; i < LAB_RAILS; i++)); do
     for end in a b; do
         get_ip $end $i

@@ -1,5 +1,5 @@
 #!/bin/bash
-# lab-about: the lab itself: a guest's status and words pass through, a hang is ended, nothing stays
+# lab-about: the lab itself, on the host: a guest that hangs is ended and leaves nothing
 # lab-where: host
 # lab-rails: 1
 # lab-limit: 120
