@@ -52,27 +52,25 @@ pub(super) struct Built {
 struct Open {
     /// Where the next op must begin to be carried too.
     remote_end: u64,
-    remote_region: u32,
     rkey: u32,
     local_end: u64,
-    local_region: u32,
     lkey: u32,
     bytes: u64,
     pieces: u32,
 }
 
 impl Open {
-    /// True when `op` goes on where this one ends, in the same memory of the peer.
+    /// True when `op` goes on where this one ends, in the same memory of the peer: one key is one
+    /// registration, so a piece of a region.
     fn continues(&self, op: &Op, rkey: u32, limits: &Limits) -> bool {
         self.remote_end == op.remote
-            && self.remote_region == op.remote_region
             && self.rkey == rkey
             && self.bytes + u64::from(op.len) <= u64::from(limits.bytes)
     }
 
     /// True when `op` goes on in the same piece of local memory.
     const fn same_piece(&self, op: &Op, lkey: u32) -> bool {
-        self.local_end == op.local && self.local_region == op.local_region && self.lkey == lkey
+        self.local_end == op.local && self.lkey == lkey
     }
 }
 
@@ -129,8 +127,7 @@ pub(super) fn build<K: Keys>(
                 o.remote_end += u64::from(op.len);
                 o.bytes += u64::from(op.len);
                 o.pieces += u32::from(!same_piece);
-                (o.local_end, o.local_region) = (op.local + u64::from(op.len), op.local_region);
-                o.lkey = lkey;
+                (o.local_end, o.lkey) = (op.local + u64::from(op.len), lkey);
             }
             None => {
                 let number = batch.first_wr.wrapping_add(built.ops as u32);
@@ -141,10 +138,8 @@ pub(super) fn build<K: Keys>(
                 built.wrs += 1;
                 open = Some(Open {
                     remote_end: op.remote + u64::from(op.len),
-                    remote_region: op.remote_region,
                     rkey,
                     local_end: op.local + u64::from(op.len),
-                    local_region: op.local_region,
                     lkey,
                     bytes: op.len.into(),
                     pieces: 1,
