@@ -246,6 +246,37 @@ fn a_reader_that_never_reads_bounds_what_is_sent_and_gives_it_all_later() {
     assert_eq!(wire::facts().starved, 0);
 }
 
+/// What was read while every send buffer was in flight is given back once one is free, although
+/// nobody reads or sends then.
+#[test]
+fn credits_that_waited_for_a_buffer_go_out_by_themselves() {
+    let mut rig = Rig::new(1, 1);
+    let qps = rig.up(0, 0);
+    let mut links = [rig.post[0].link(0, 0), rig.post[1].link(0, 0)];
+    let mut into = [0; 99];
+    while links[0].send(&[b"a"]).unwrap() > 0 {}
+    for _ in 0..3 {
+        // Side 0 hears of no acknowledgement: its buffers stay in flight.
+        wire::deliver(qps[0]);
+        rig.ready(1);
+        links[1].receive(&mut into).unwrap();
+        while links[1].send(&[b"b"]).unwrap() > 0 {}
+        wire::deliver(qps[1]);
+        wire::acknowledge(qps[1]);
+        rig.ready(0);
+        links[0].receive(&mut into).unwrap();
+        rig.ready(1);
+    }
+    assert_eq!(links[1].send(&[b"b"]), Ok(0));
+    let before = wire::facts().frames;
+    wire::acknowledge(qps[0]);
+    assert_eq!(rig.ready(0), []);
+    assert_eq!(wire::facts().frames, before + 1);
+    wire::deliver(qps[0]);
+    rig.ready(1);
+    assert_eq!(links[1].send(&[b"b"]), Ok(1));
+}
+
 /// Only a peer that breaks the protocol can make this side run out of all credits while it owes
 /// much; it is sent no more then.
 #[test]

@@ -299,6 +299,16 @@ pub fn step(choice: u64) -> bool {
     })
 }
 
+/// Delivers all frames of one queue pair, without acknowledging any.
+pub fn deliver(qp: usize) {
+    while with(|s| s.deliver(qp)) {}
+}
+
+/// Acknowledges all that one queue pair has delivered.
+pub fn acknowledge(qp: usize) {
+    while with(|s| s.acknowledge(qp)) {}
+}
+
 /// Delivers and acknowledges all that is under way.
 pub fn run() {
     while with(|s| (0..s.qps.len()).any(|qp| s.deliver(qp) || s.acknowledge(qp))) {}
