@@ -6,6 +6,7 @@
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks, reason = "tests")]
 
 use core::ptr::NonNull;
+use core::time::Duration;
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
 use kvrail::nic::verbs::mail::{MailLink, MailSetup, Post, MAIL_BYTES, MAIL_RECEIVES, MAIL_SENDS};
 use kvrail::nic::verbs::{Device, Mr, Open, Path as Way, Qp, QpKind};
@@ -15,7 +16,7 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 type Set = unsafe extern "C" fn(*const i8) -> i32;
 type Get = unsafe extern "C" fn(*const i8, *mut u64) -> i32;

@@ -322,6 +322,19 @@ fn credits_alone_cost_few_frames_and_then_there_is_silence() {
 }
 
 #[test]
+fn one_send_in_four_is_signalled_and_each_when_few_buffers_are_left() {
+    let mut rig = Rig::new(1, 1);
+    rig.up(0, 0);
+    let mut link = rig.post[0].link(0, 0);
+    let before = wire::facts().signalled;
+    for _ in 0..14 {
+        assert_eq!(link.send(&[b"x"]), Ok(1));
+    }
+    // The proof was number 0: numbers 3, 7 and 11, and then 13 and 14 with 4 and 3 buffers left.
+    assert_eq!(wire::facts().signalled, before + 5);
+}
+
+#[test]
 fn short_frames_are_sent_inline() {
     let mut rig = Rig::new(1, 1);
     rig.up(0, 0);

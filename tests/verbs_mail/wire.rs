@@ -8,6 +8,9 @@ use std::collections::VecDeque;
 /// Sends that a queue pair holds, as a provider would grant for 16.
 const DEPTH: u64 = 16;
 
+/// A change to a frame on its way.
+type Tamper = fn(&mut Vec<u8>);
+
 struct Send {
     id: u64,
     number: u64,
@@ -39,7 +42,7 @@ struct Done {
 struct State {
     qps: Vec<Qp>,
     cqs: Vec<VecDeque<Done>>,
-    tamper: Vec<(usize, fn(&mut Vec<u8>))>,
+    tamper: Vec<(usize, Tamper)>,
     facts: Facts,
     limits: Limits,
 }
@@ -329,7 +332,7 @@ pub fn forge(qp: usize, id: u64, status: ibv_wc_status) {
 }
 
 /// Changes the next frame that `qp` sends, on its way.
-pub fn tamper(qp: usize, how: fn(&mut Vec<u8>)) {
+pub fn tamper(qp: usize, how: Tamper) {
     with(|s| s.tamper.push((qp, how)));
 }
 
