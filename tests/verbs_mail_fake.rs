@@ -30,11 +30,13 @@ struct Fake {
 impl Fake {
     fn set(&self, text: &str) {
         let text = CString::new(text).unwrap();
+        // SAFETY: the objects are alive, the pointers valid for the call; one poller.
         assert_eq!(unsafe { (self.set)(text.as_ptr().cast()) }, 0, "{text:?}");
     }
 
     fn get(&self, name: &str) -> u64 {
         let (name, mut value) = (CString::new(name).unwrap(), 0);
+        // SAFETY: the objects are alive, the pointers valid for the call; one poller.
         assert_eq!(unsafe { (self.get)(name.as_ptr().cast(), &raw mut value) }, 0, "{name:?}");
         value
     }
@@ -69,14 +71,18 @@ fn load() -> Option<Fake> {
     let path = CString::new(out.join("libfakeverbs.so").to_str().unwrap()).unwrap();
     let verbs = Verbs::load(Some(&path)).unwrap();
     let find = |name: &core::ffi::CStr| {
+        // SAFETY: the objects are alive, the pointers valid for the call; one poller.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        // SAFETY: the objects are alive, the pointers valid for the call; one poller.
         let at = unsafe { libc::dlsym(library, name.as_ptr()) };
         assert!(!at.is_null(), "{name:?}");
         at
     };
     Some(Fake {
         verbs: Box::leak(Box::new(verbs)),
+        // SAFETY: the objects are alive, the pointers valid for the call; one poller.
         set: unsafe { core::mem::transmute::<*mut libc::c_void, Set>(find(c"fakeverbs_set")) },
+        // SAFETY: the objects are alive, the pointers valid for the call; one poller.
         get: unsafe { core::mem::transmute::<*mut libc::c_void, Get>(find(c"fakeverbs_get")) },
     })
 }
@@ -119,8 +125,10 @@ fn side(fake: &Fake, index: u8) -> Side {
     };
     let device = Device::open(fake.verbs, &want).unwrap();
     let room = block(4096);
+    // SAFETY: the objects are alive, the pointers valid for the call; one poller.
     let mut arena = unsafe { Arena::over(NonNull::from(&mut room[0]), room.len()) };
     let mut post = Post::new(&mut arena, 1, 1).unwrap();
+    // SAFETY: the objects are alive, the pointers valid for the call; one poller.
     unsafe { post.open_lane(0, device.mail_cq()) };
     let memory = block(MAIL_BYTES).as_mut_ptr() as usize;
     let mr = device.register(memory as u64, MAIL_BYTES as u64, memory as u64, false).unwrap();
@@ -178,6 +186,7 @@ impl Pair {
                 expected: COOKIES[1 - i],
                 lead: i == 0,
             };
+            // SAFETY: the objects are alive, the pointers valid for the call; one poller.
             unsafe { s.post.connect(0, 0, &setup) }.unwrap();
         }
         self.until("proofs", |p| p.sides.iter().all(|s| s.post.proof(0, 0) == Some(true)));
@@ -208,6 +217,7 @@ impl Pair {
     fn close(&mut self) {
         for s in &mut self.sides {
             s.post.close(0, 0);
+            // SAFETY: the objects are alive, the pointers valid for the call; one poller.
             unsafe { s.qp.take().unwrap().destroy() }.unwrap();
         }
     }
@@ -215,6 +225,7 @@ impl Pair {
     fn end(mut self) {
         self.close();
         for s in &mut self.sides {
+            // SAFETY: the objects are alive, the pointers valid for the call; one poller.
             unsafe { s.device.deregister(s.mr.take().unwrap()) }.unwrap();
         }
     }
@@ -311,6 +322,7 @@ fn a_break_in_the_middle_leaves_a_prefix() {
                 let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::zeroed() };
                 for qp in qps {
                     let mask = IBV_QP_STATE.cast_signed();
+                    // SAFETY: the objects are alive, the pointers valid for the call; one poller.
                     unsafe { fake.verbs.modify_qp(qp.as_ptr(), &raw mut attr, mask) };
                 }
             });
@@ -335,8 +347,10 @@ fn an_arrival_wakes_who_armed_the_queue() {
     s.device.clear_channel();
     s.post.arm();
     let mut file = libc::pollfd { fd: s.device.channel_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the objects are alive, the pointers valid for the call; one poller.
     assert_eq!(unsafe { libc::poll(&raw mut file, 1, 20) }, 0);
     assert_eq!(links[0].send(&[b"wake up"]), Ok(7));
+    // SAFETY: the objects are alive, the pointers valid for the call; one poller.
     assert_eq!(unsafe { libc::poll(&raw mut file, 1, 5000) }, 1);
     s.device.clear_channel();
     assert_eq!(s.post.poll(&mut [0]), 1);

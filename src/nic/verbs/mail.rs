@@ -14,8 +14,8 @@
 //! credit gives the other at least half a window with it, so both cannot be at 0 with nothing
 //! under way. Two idle sides fall silent: a `CREDIT` frame needs half a window of received frames.
 //!
-//! **Order of a handshake.** One side leads: the one that dialled. The other brings its queue pair to
-//! RTS, calls [`Post::connect`], which posts its receives, and tells the leader. Then the leader
+//! **Order of a handshake.** One side leads: the one that dialled. The other brings its queue pair
+//! to RTS, calls [`Post::connect`], which posts its receives, and tells the leader. Then the leader
 //! does the same and its `connect` sends the first proof; the other answers with its own when that
 //! arrived. So nobody sends to a queue pair that is not in RTR or has no receive. A proof fills its
 //! whole buffer, so that a path that does not carry the MTU that was agreed on shows here.
