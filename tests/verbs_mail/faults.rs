@@ -42,6 +42,7 @@ fn a_proof_fills_its_buffer() {
     wire::tamper(wire::number(qps[0]), |frame| assert_eq!(frame.len(), MAIL_BUFFER));
     wire::tamper(wire::number(qps[1]), |frame| assert_eq!(frame.len(), MAIL_BUFFER));
     for side in [1, 0] {
+        // SAFETY: the model's queue pairs and the memory live on; one thread.
         unsafe { rig.post[side].connect(0, 0, &setup(qps[side], side)) }.unwrap();
     }
     rig.quiet();
@@ -55,7 +56,9 @@ fn another_cookie_proves_nothing() {
     let qps = rig.qps(0);
     let mut other = setup(qps[0], 0);
     other.cookie[15] ^= 1;
+    // SAFETY: the model's queue pairs and the memory live on; one thread.
     unsafe { rig.post[1].connect(0, 0, &setup(qps[1], 1)) }.unwrap();
+    // SAFETY: the model's queue pairs and the memory live on; one thread.
     unsafe { rig.post[0].connect(0, 0, &other) }.unwrap();
     rig.quiet();
     assert_eq!(rig.post[1].proof(0, 0), Some(false));
@@ -322,6 +325,7 @@ fn a_broken_completion_queue_breaks_the_mailboxes_of_its_lane() {
     rig.post[0].close(0, 0);
     rig.post[0].close(2, 0);
     let qp = rig.qps(0)[0];
+    // SAFETY: the model's queue pairs and the memory live on; one thread.
     let again = unsafe { rig.post[0].connect(0, 0, &setup(qp, 0)) };
     assert_eq!(again, Err(MailError::NoLane(0)));
     assert_eq!(rig.ready(0), []);
@@ -366,6 +370,7 @@ fn a_mailbox_is_refused_what_it_cannot_work_with() {
     let good = setup(qp, 0);
     let unknown = |peer, lane| MailError::Unknown { peer, lane, lanes: 1 };
     let mut connect =
+        // SAFETY: the model's queue pairs and the memory live on; one thread.
         |peer, lane, setup: &MailSetup| unsafe { rig.post[0].connect(peer, lane, setup) };
     assert_eq!(connect(2, 0, &good), Err(unknown(2, 0)));
     assert_eq!(connect(0, 1, &good), Err(unknown(0, 1)));

@@ -59,11 +59,11 @@ impl Rig {
     pub fn new(peers: u32, lanes: u32) -> Rig {
         let wire = Wire::new(2 * lanes as usize);
         let mut post = [post(peers, lanes), post(peers, lanes)];
-        for side in 0..2 {
+        for (side, post) in post.iter_mut().enumerate() {
             for lane in 0..lanes {
                 let cq = wire.cq(side * lanes as usize + lane as usize);
                 // SAFETY: the model's queues live on.
-                unsafe { post[side].open_lane(lane, cq) };
+                unsafe { post.open_lane(lane, cq) };
             }
         }
         Rig { wire, post, lanes }

@@ -246,6 +246,37 @@ fn a_reader_that_never_reads_bounds_what_is_sent_and_gives_it_all_later() {
     assert_eq!(wire::facts().starved, 0);
 }
 
+/// What was read while every send buffer was in flight is given back once one is free, although
+/// nobody reads or sends then.
+#[test]
+fn credits_that_waited_for_a_buffer_go_out_by_themselves() {
+    let mut rig = Rig::new(1, 1);
+    let qps = rig.up(0, 0);
+    let mut links = [rig.post[0].link(0, 0), rig.post[1].link(0, 0)];
+    let mut into = [0; 99];
+    while links[0].send(&[b"a"]).unwrap() > 0 {}
+    for _ in 0..3 {
+        // Side 0 hears of no acknowledgement: its buffers stay in flight.
+        wire::deliver(qps[0]);
+        rig.ready(1);
+        links[1].receive(&mut into).unwrap();
+        while links[1].send(&[b"b"]).unwrap() > 0 {}
+        wire::deliver(qps[1]);
+        wire::acknowledge(qps[1]);
+        rig.ready(0);
+        links[0].receive(&mut into).unwrap();
+        rig.ready(1);
+    }
+    assert_eq!(links[1].send(&[b"b"]), Ok(0));
+    let before = wire::facts().frames;
+    wire::acknowledge(qps[0]);
+    assert_eq!(rig.ready(0), []);
+    assert_eq!(wire::facts().frames, before + 1);
+    wire::deliver(qps[0]);
+    rig.ready(1);
+    assert_eq!(links[1].send(&[b"b"]), Ok(1));
+}
+
 /// Only a peer that breaks the protocol can make this side run out of all credits while it owes
 /// much; it is sent no more then.
 #[test]
@@ -288,6 +319,19 @@ fn credits_alone_cost_few_frames_and_then_there_is_silence() {
         assert_eq!(wire::facts().frames, after.frames);
         assert_eq!(wire::backlog(), (0, 0));
     }
+}
+
+#[test]
+fn one_send_in_four_is_signalled_and_each_when_few_buffers_are_left() {
+    let mut rig = Rig::new(1, 1);
+    rig.up(0, 0);
+    let mut link = rig.post[0].link(0, 0);
+    let before = wire::facts().signalled;
+    for _ in 0..14 {
+        assert_eq!(link.send(&[b"x"]), Ok(1));
+    }
+    // The proof was number 0: numbers 3, 7 and 11, and then 13 and 14 with 4 and 3 buffers left.
+    assert_eq!(wire::facts().signalled, before + 5);
 }
 
 #[test]

@@ -8,6 +8,9 @@ use std::collections::VecDeque;
 /// Sends that a queue pair holds, as a provider would grant for 16.
 const DEPTH: u64 = 16;
 
+/// A change to a frame on its way.
+type Tamper = fn(&mut Vec<u8>);
+
 struct Send {
     id: u64,
     number: u64,
@@ -39,7 +42,7 @@ struct Done {
 struct State {
     qps: Vec<Qp>,
     cqs: Vec<VecDeque<Done>>,
-    tamper: Vec<(usize, fn(&mut Vec<u8>))>,
+    tamper: Vec<(usize, Tamper)>,
     facts: Facts,
     limits: Limits,
 }
@@ -129,12 +132,14 @@ impl State {
         let (id, at, room) = self.qps[peer].receives.pop_front().unwrap();
         let mut bytes = s.inline.clone().unwrap_or_else(|| {
             // The NIC reads the bytes when it sends them, so a buffer used again too early shows.
+            // SAFETY: pointers of the caller, valid for the call as for a real provider.
             unsafe { core::slice::from_raw_parts(s.at.0 as *const u8, s.at.1) }.to_vec()
         });
         if let Some(i) = self.tamper.iter().position(|t| t.0 == qp) {
             self.tamper.remove(i).1(&mut bytes);
         }
         assert!(bytes.len() <= room, "a frame of {} in a receive of {room}", bytes.len());
+        // SAFETY: pointers of the caller, valid for the call as for a real provider.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
         self.complete(peer, id, IBV_WC_SUCCESS, bytes.len());
         self.qps[qp].unacknowledged.push_back(s);
@@ -155,7 +160,9 @@ unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> i32 {
+    // SAFETY: pointers of the caller, valid for the call as for a real provider.
     let (index, w) = unsafe { ((*qp).qp_num as usize, &*wr) };
+    // SAFETY: pointers of the caller, valid for the call as for a real provider.
     let sge = unsafe { &*w.sg_list };
     assert!(w.next.is_null() && w.num_sge == 1 && w.opcode == IBV_WR_SEND && sge.lkey == 77);
     with(|s| {
@@ -164,6 +171,7 @@ unsafe extern "C" fn post_send(
         s.facts.starved += u32::from(waiting >= s.qps[peer].receives.len() && !s.qps[peer].error);
         let q = &mut s.qps[index];
         if s.limits.sends == 0 || q.posted - q.retired >= DEPTH {
+            // SAFETY: pointers of the caller, valid for the call as for a real provider.
             unsafe { *bad = wr };
             return 12;
         }
@@ -176,6 +184,7 @@ unsafe extern "C" fn post_send(
         let signalled = w.send_flags & IBV_SEND_SIGNALED != 0;
         s.facts.signalled += u32::from(signalled);
         s.facts.inline += u32::from(inline);
+        // SAFETY: pointers of the caller, valid for the call as for a real provider.
         let copy = || unsafe { core::slice::from_raw_parts(at.0 as *const u8, at.1) }.to_vec();
         let inline = inline.then(copy);
         q.sends.push_back(Send { id: w.wr_id, number, signalled, inline, at });
@@ -191,17 +200,21 @@ unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> i32 {
+    // SAFETY: pointers of the caller, valid for the call as for a real provider.
     let (index, w) = unsafe { ((*qp).qp_num as usize, &*wr) };
+    // SAFETY: pointers of the caller, valid for the call as for a real provider.
     let sge = unsafe { &*w.sg_list };
     assert!(w.next.is_null() && w.num_sge == 1 && sge.lkey == 77);
     with(|s| {
         if s.limits.receives == 0 || s.qps[index].receives.len() as u64 >= DEPTH {
+            // SAFETY: pointers of the caller, valid for the call as for a real provider.
             unsafe { *bad = wr };
             return 12;
         }
         s.limits.receives -= 1;
         let at = (sge.addr as usize, sge.length as usize);
         // The buffer is the NIC's: what was in it is gone.
+        // SAFETY: pointers of the caller, valid for the call as for a real provider.
         unsafe { core::ptr::write_bytes(at.0 as *mut u8, 0xee, at.1) };
         s.qps[index].receives.push_back((w.wr_id, at.0, at.1));
         if s.qps[index].error {
@@ -212,6 +225,7 @@ unsafe extern "C" fn post_recv(
 }
 
 unsafe extern "C" fn poll(cq: *mut ibv_cq, entries: i32, wc: *mut ibv_wc) -> i32 {
+    // SAFETY: pointers of the caller, valid for the call as for a real provider.
     let index = unsafe { (*cq).handle } as usize;
     with(|s| {
         if s.limits.poll_fails {
@@ -223,6 +237,7 @@ unsafe extern "C" fn poll(cq: *mut ibv_cq, entries: i32, wc: *mut ibv_wc) -> i32
             if let Some((qp, number)) = done.send {
                 s.qps[qp].retired = s.qps[qp].retired.max(number + 1);
             }
+            // SAFETY: pointers of the caller, valid for the call as for a real provider.
             unsafe { wc.add(i).write(done.wc) };
         }
         n as i32
@@ -284,6 +299,7 @@ impl Wire {
 }
 
 pub fn number(qp: *mut ibv_qp) -> usize {
+    // SAFETY: pointers of the caller, valid for the call as for a real provider.
     unsafe { (*qp).qp_num as usize }
 }
 
@@ -297,6 +313,16 @@ pub fn step(choice: u64) -> bool {
             s.acknowledge(qp)
         }
     })
+}
+
+/// Delivers all frames of one queue pair, without acknowledging any.
+pub fn deliver(qp: usize) {
+    while with(|s| s.deliver(qp)) {}
+}
+
+/// Acknowledges all that one queue pair has delivered.
+pub fn acknowledge(qp: usize) {
+    while with(|s| s.acknowledge(qp)) {}
 }
 
 /// Delivers and acknowledges all that is under way.
@@ -319,7 +345,7 @@ pub fn forge(qp: usize, id: u64, status: ibv_wc_status) {
 }
 
 /// Changes the next frame that `qp` sends, on its way.
-pub fn tamper(qp: usize, how: fn(&mut Vec<u8>)) {
+pub fn tamper(qp: usize, how: Tamper) {
     with(|s| s.tamper.push((qp, how)));
 }
 

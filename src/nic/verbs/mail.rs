@@ -14,8 +14,8 @@
 //! credit gives the other at least half a window with it, so both cannot be at 0 with nothing
 //! under way. Two idle sides fall silent: a `CREDIT` frame needs half a window of received frames.
 //!
-//! **Order of a handshake.** One side leads: the one that dialled. The other brings its queue pair to
-//! RTS, calls [`Post::connect`], which posts its receives, and tells the leader. Then the leader
+//! **Order of a handshake.** One side leads: the one that dialled. The other brings its queue pair
+//! to RTS, calls [`Post::connect`], which posts its receives, and tells the leader. Then the leader
 //! does the same and its `connect` sends the first proof; the other answers with its own when that
 //! arrived. So nobody sends to a queue pair that is not in RTR or has no receive. A proof fills its
 //! whole buffer, so that a path that does not carry the MTU that was agreed on shows here.
@@ -204,7 +204,7 @@ pub struct Post<'m> {
     queued: u32,
 }
 
-// SAFETY: I2, M2: the queues may be used by any thread, and only the message token's holder does.
+// SAFETY: I2, V31: the queues may be used by any thread, and only the message token's holder does.
 unsafe impl Send for Post<'_> {}
 
 impl<'m> Post<'m> {
@@ -227,7 +227,7 @@ impl<'m> Post<'m> {
     ///
     /// # Safety
     /// The queue lives until it is taken away or the `Post` is of no use any more, and nobody else
-    /// polls it (M2).
+    /// polls it (V31).
     pub unsafe fn open_lane(&mut self, lane: u32, cq: *mut ibv_cq) {
         if let Some(l) = self.lanes.get_mut(lane as usize) {
             *l = Lane { cq, more: false };
@@ -248,7 +248,7 @@ impl<'m> Post<'m> {
     ///
     /// # Safety
     /// * The queue pair and the memory live, and nobody else uses them, until the queue pair was
-    ///   destroyed after [`Post::close`], or after an error of this call (M1, M2).
+    ///   destroyed after [`Post::close`], or after an error of this call (V30, V31).
     /// * From now on this `Post` and all its links are used by the holder of one token only (I2).
     pub unsafe fn connect(
         &mut self,
@@ -268,7 +268,7 @@ impl<'m> Post<'m> {
             if m.is_open() {
                 return Err(MailError::Busy);
             }
-            // SAFETY: M1, M2: the caller's promise; the length was checked above.
+            // SAFETY: V30, V31: the caller's promise; the length was checked above.
             unsafe { m.open(setup) }.inspect_err(|_| m.close())
         })
     }
@@ -332,7 +332,7 @@ impl<'m> Post<'m> {
     /// Asks every lane's queue for an event at its next completion. Poll once more after it.
     pub fn arm(&mut self) {
         for lane in self.lanes.iter_mut().filter(|l| !l.cq.is_null()) {
-            // SAFETY: M2: the lane's queue lives.
+            // SAFETY: V31: the lane's queue lives.
             lane.more |= unsafe { req_notify_cq(lane.cq, false) } != 0;
         }
     }
@@ -366,7 +366,7 @@ impl<'m> Post<'m> {
         }
         for _ in 0..AT_ONCE / CHUNK as u32 {
             let mut wcs: [ibv_wc; CHUNK] = core::array::from_fn(|_| ibv_wc::zeroed());
-            // SAFETY: M2: the lane's queue lives, and `wcs` holds as many as are asked for.
+            // SAFETY: V31: the lane's queue lives, and `wcs` holds as many as are asked for.
             let n = unsafe { poll_cq(cq, CHUNK as i32, wcs.as_mut_ptr()) };
             let Ok(n) = usize::try_from(n) else {
                 self.lose_lane(lane);

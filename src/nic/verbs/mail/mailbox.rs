@@ -190,14 +190,14 @@ impl Mailbox {
     /// The buffer of the next frame. The caller made sure that one is free.
     fn send_buffer(&mut self) -> &mut [u8] {
         let at = (MAIL_RECEIVES + self.sent % MAIL_SENDS) as usize * MAIL_BUFFER;
-        // SAFETY: M1: a send buffer of an open mailbox that is not the NIC's, so it is ours.
+        // SAFETY: V30: a send buffer of an open mailbox that is not the NIC's, so it is ours.
         unsafe { core::slice::from_raw_parts_mut(self.memory.add(at), MAIL_BUFFER) }
     }
 
     /// A receive buffer that holds a frame. The caller made sure that it is not posted.
     fn receive_buffer(&self, buffer: u8) -> &[u8] {
         let at = usize::from(buffer) * MAIL_BUFFER;
-        // SAFETY: M1: its receive has completed and was not posted again, so it is ours.
+        // SAFETY: V30: its receive has completed and was not posted again, so it is ours.
         unsafe { core::slice::from_raw_parts(self.memory.add(at), MAIL_BUFFER) }
     }
 
@@ -207,7 +207,7 @@ impl Mailbox {
 
     fn post_receive(&mut self, buffer: u8) -> Result<(), u32> {
         let sge = self.sge(buffer.into(), MAIL_BUFFER);
-        // SAFETY: M1: the buffer's bytes were taken, and nobody looks at it until it completes.
+        // SAFETY: V30: the buffer's bytes were taken, and nobody looks at it until it completes.
         unsafe { wire::receive(self.qp, sge, self.id(true, buffer)) }?;
         self.posted |= 1 << buffer;
         Ok(())
@@ -235,7 +235,7 @@ impl Mailbox {
         let signal =
             kind == PROOF || slot % SIGNAL_EVERY == SIGNAL_EVERY - 1 || self.free_sends() <= FEW;
         let flags = (total <= self.inline as usize, signal);
-        // SAFETY: M1: the buffer is free; it is the NIC's from here on, until the frame is done.
+        // SAFETY: V30: the buffer is free; it is the NIC's from here on, until the frame is done.
         match unsafe { wire::send(self.qp, sge, self.id(false, slot as u8), flags) } {
             Ok(()) => {
                 self.sent = self.sent.wrapping_add(1);

@@ -81,14 +81,14 @@ impl Id {
 ///
 /// # Safety
 /// The queue pair lives. The buffer is registered under the key and left alone until the receive
-/// completes or the queue pair is destroyed (M1).
+/// completes or the queue pair is destroyed (V30).
 pub(super) unsafe fn receive(qp: *mut ibv_qp, mut sge: ibv_sge, id: Id) -> Result<(), u32> {
     let mut wr = ibv_recv_wr::zeroed();
     wr.wr_id = id.raw();
     wr.sg_list = &raw mut sge;
     wr.num_sge = 1;
     let mut bad = core::ptr::null_mut();
-    // SAFETY: M2: the caller's queue pair lives; the request and its list are local and only read.
+    // SAFETY: V31: the caller's queue pair lives; the request and its list are local and only read.
     match unsafe { post_recv(qp, &raw mut wr, &raw mut bad) } {
         0 => Ok(()),
         e => Err(e.unsigned_abs()),
@@ -113,7 +113,7 @@ pub(super) unsafe fn send(
     wr.send_flags = if inline { IBV_SEND_INLINE } else { 0 };
     wr.send_flags |= if signal { IBV_SEND_SIGNALED } else { 0 };
     let mut bad = core::ptr::null_mut();
-    // SAFETY: M2: the caller's queue pair lives; the request and its list are local and only read.
+    // SAFETY: V31: the caller's queue pair lives; the request and its list are local and only read.
     match unsafe { post_send(qp, &raw mut wr, &raw mut bad) } {
         0 => Ok(()),
         e => Err(e.unsigned_abs()),
