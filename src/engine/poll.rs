@@ -403,9 +403,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         })
     }
 
-    /// Asks every port and the message streams for an event at the next completion. Whoever is about
-    /// to sleep polls once more after it. True: it should not sleep for long, as something waits
-    /// that no event will tell.
+    /// Asks every port and the message streams for an event at the next completion. Whoever is
+    /// about to sleep polls once more after it. True: it should not sleep for long, as something
+    /// waits that no event will tell.
     pub fn arm(&self) -> bool {
         for lane in 0..self.lanes.len() as u32 {
             self.with_port(lane, Port::arm);

@@ -1,5 +1,5 @@
-//! From a dial or an accepted connection to rails and a message stream: what the control thread does
-//! with each handshake.
+//! From a dial or an accepted connection to rails and a message stream: what the control thread
+//! does with each handshake.
 
 use core::time::Duration;
 use std::os::fd::AsRawFd;

@@ -33,7 +33,7 @@ pub(super) struct Mail {
     mr: Option<Mr>,
 }
 
-// SAFETY: V21, M1: the queue pair and its memory belong to this object alone.
+// SAFETY: V21, V30: the queue pair and its memory belong to this object alone.
 unsafe impl Send for Mail {}
 
 impl Drop for Mail {
@@ -213,7 +213,8 @@ pub(super) struct Raise {
 impl Drop for Raise {
     fn drop(&mut self) {
         for r in self.list.iter_mut().filter(|r| r.link.is_some()) {
-            // Its mailbox was not closed, and may still look at the buffers: better lost than reused.
+            // Its mailbox was not closed, and may still look at the buffers: better lost than
+            // reused.
             log::warn("a rail's queue pairs were given up without closing its mailbox: a bug");
             core::mem::forget(r.pair.take());
         }
@@ -404,8 +405,8 @@ impl Raise {
         for r in &mut self.list {
             let (Some(pair), Some(their)) = (&r.pair, &r.their) else { continue };
             let Some(setup) = pair.setup(their.qps.cookie, lead) else { continue };
-            // SAFETY: M1, M2: the queue pair and its memory live in `Mail`, whose mailbox is closed
-            // before it is dropped; the net is used under the message token.
+            // SAFETY: V30, V31: the queue pair and its memory live in `Mail`, whose mailbox is
+            // closed before it is dropped; the net is used under the message token.
             match shared.core.with_net(|net| unsafe { net.open_mail(peer, r.lane, &setup) }) {
                 Ok(link) => r.link = Some(link),
                 Err(e) => {

@@ -119,7 +119,7 @@ fn carve<'m>(
     };
     let mut net = AnyNet::new(arena, Streams::new(epoll), limits.peers, nics)?;
     for (lane, rail) in rails.into_iter().flat_map(Rails::iter).enumerate() {
-        // SAFETY: M2: the NICs outlive the core (field order of `Shared`), which alone polls this.
+        // SAFETY: V31: the NICs outlive the core (field order of `Shared`), which alone polls this.
         unsafe { net.open_lane(lane as u32, rail.device.mail_cq()) };
     }
     let parts = Parts {

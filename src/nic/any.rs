@@ -140,16 +140,16 @@ impl<'m> AnyNet<'m> {
     /// Gives a lane the completion queue of its messages.
     ///
     /// # Safety
-    /// As for [`Post::open_lane`] (M2).
+    /// As for [`Post::open_lane`] (V31).
     pub unsafe fn open_lane(&mut self, lane: u32, cq: *mut ibv_cq) {
-        // SAFETY: M2: the caller's promise.
+        // SAFETY: V31: the caller's promise.
         unsafe { self.post.open_lane(lane, cq) };
     }
 
     /// Opens a mailbox, in place of the one that was there.
     ///
     /// # Safety
-    /// As for [`Post::connect`] (M1, M2).
+    /// As for [`Post::connect`] (V30, V31).
     pub unsafe fn open_mail(
         &mut self,
         peer: u32,
@@ -157,7 +157,7 @@ impl<'m> AnyNet<'m> {
         setup: &MailSetup,
     ) -> Result<MailLink<'m>, MailError> {
         self.post.close(peer, lane);
-        // SAFETY: M1, M2: the caller's promise.
+        // SAFETY: V30, V31: the caller's promise.
         unsafe { self.post.connect(peer, lane, setup) }?;
         Ok(self.post.link(peer, lane))
     }

@@ -120,8 +120,8 @@ pub trait Port {
     /// Most bytes that one batch should carry, so that a cancel waits for one batch only.
     fn batch_bytes(&self) -> u64;
 
-    /// Bytes in flight on the lane beyond which it takes no more: enough to keep the wire busy. More
-    /// would only lie in its queue, where no faster rail can take it.
+    /// Bytes in flight on the lane beyond which it takes no more: enough to keep the wire busy.
+    /// More would only lie in its queue, where no faster rail can take it.
     fn window_bytes(&self) -> u64 {
         u64::MAX
     }

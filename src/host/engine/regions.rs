@@ -28,8 +28,8 @@ impl Engine {
         }
         if mem != 0 {
             let text = format!(
-                "memory kind {mem}: this build moves host memory (0) only; device memory by dma-buf \
-                 is not built yet"
+                "memory kind {mem}: this build moves host memory (0) only; device memory by \
+                 dma-buf is not built yet"
             );
             return Err(Error::new(Status::Unsupported, text));
         }
