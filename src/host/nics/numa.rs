@@ -28,9 +28,9 @@ impl Node {
 
 /// The node of a class device's folder, such as `/sys/class/infiniband/mlx5_0`.
 ///
-/// A device that has no `numa_node` of its own (a sub-function on the auxiliary bus) has that of the
-/// nearest ancestor with one. The netdev's node is not looked at: a soft device on a PCI netdev is
-/// still a soft device.
+/// A device that has no `numa_node` of its own (a sub-function on the auxiliary bus) has that of
+/// the nearest ancestor with one. The netdev's node is not looked at: a soft device on a PCI netdev
+/// is still a soft device.
 pub(super) fn of_device(class_device: &Dir<'_>) -> Node {
     match class_device.dir("device") {
         Some(device) => climb(device),
