@@ -24,13 +24,15 @@ FEATURES := sim tracing
 .DEFAULT_GOAL := help
 # Cargo runs its own jobs; two cargo runs at once only wait for each other.
 .NOTPARALLEL:
-.PHONY: help demo test bench-local lint lib command plugin install clean venv tools-rust tools-cxx
+.PHONY: help demo test lab bench-local lint lib command plugin install clean venv \
+	tools-rust tools-cxx
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  ARGS="..."     options of demo and bench-local: make demo ARGS="--help"'
 	@echo '  PARTS="..."    parts of test to run: make test PARTS="cargo loom"; PARTS=list shows them'
+	@echo '  SUITES="..."   suites of lab: make lab SUITES="boot verbs" RAILS=4; ARGS=--list shows them'
 	@echo '  JOBS=N         build jobs; default: one for each core'
 	@echo '  PREFIX=DIR     where install puts things; default /usr/local; DESTDIR is put in front'
 	@echo '  PYTHON=, CXX=  other tools than the first Python 3.10+ and g++'
@@ -41,6 +43,9 @@ demo: lib plugin venv ## build all, then move a KV cache between two NIXL agents
 
 test: tools-rust tools-cxx ## run every check, then say what passed, failed or was skipped [PARTS=...]
 	@python=$$(scripts/python.sh) && "$$python" scripts/test.py $(PARTS)
+
+lab: ## suites over the real libibverbs, in a kernel with Soft-RoCE [SUITES=, RAILS=N, ARGS=]
+	@scripts/lab.sh $(if $(RAILS),--rails $(RAILS)) $(ARGS) $(SUITES)
 
 bench-local: lib plugin venv ## speed beside UCX and a bare copy, in one run [ARGS=...]
 	@env -u NIXL_PLUGIN_DIR PYTHONPATH=bindings/python \

@@ -163,9 +163,9 @@ pub(crate) fn converse(
             Ok(Step::Decide { name, incarnation, offer, .. }) => {
                 of_dialer = Some(Peer { name, incarnation, offer });
                 say(3, acceptor.accept(b"acceptor offer").expect("due"), &mut to_dialer);
-                say(5, acceptor.ready().expect("due"), &mut to_dialer);
+                say(5, acceptor.ready(1).expect("due"), &mut to_dialer);
             }
-            Ok(Step::Done { leftover }) => {
+            Ok(Step::Done { leftover, .. }) => {
                 let peer = of_dialer.take().expect("decided first, and done once");
                 end.acceptor = Some((peer, leftover));
             }
@@ -185,9 +185,9 @@ pub(crate) fn converse(
             Ok(Step::Send(bytes)) => say(2, bytes, &mut to_acceptor),
             Ok(Step::Proven { offer }) => {
                 of_acceptor = Some(Peer { name: Vec::new(), incarnation: ACCEPTOR, offer });
-                say(4, dialer.ready().expect("due"), &mut to_acceptor);
+                say(4, dialer.ready(1).expect("due"), &mut to_acceptor);
             }
-            Ok(Step::Done { leftover }) => {
+            Ok(Step::Done { leftover, .. }) => {
                 let peer = of_acceptor.take().expect("proven first, and done once");
                 end.dialer = Some((peer, leftover));
             }

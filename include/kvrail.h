@@ -242,7 +242,7 @@ typedef struct kvr_config {
     char name[KVR_NAME_LEN];
     /* IP address that the bootstrap listener binds; "auto" picks. */
     char listen_ip[KVR_LISTEN_LEN];
-    /* "auto" or "local". */
+    /* "auto", "verbs" (RDMA NICs) or "local" (processes of one user on one host). */
     char transport[KVR_TRANSPORT_LEN];
     /* NICs to use, comma separated; empty: all. Not used by `local`. */
     char nics[KVR_NICS_LEN];
@@ -252,6 +252,23 @@ typedef struct kvr_config {
     int32_t numa_node;
     /* Context of the device runtime, as a number; 0: none. Not used by `local`. */
     uint64_t rbln_ctx_ptr;
+    /* Work requests in flight on one RDMA rail. */
+    uint32_t sq_depth;
+    /* Most pieces of local memory that one work request of an RDMA rail gathers or scatters. */
+    uint32_t sges;
+    /* The NIC waits 4.096 us times 2 to the power of this for an acknowledgement. */
+    uint32_t ack_timeout;
+    /* How often the NIC repeats what was not acknowledged, 0 to 6. */
+    uint32_t retry;
+    /* How often the NIC repeats a message for which the peer had no receive, 0 to 6. */
+    uint32_t rnr_retry;
+    /* Traffic class of RDMA packets. */
+    uint32_t traffic_class;
+    /* Service level of RDMA packets. */
+    uint32_t service_level;
+    /* Milliseconds without any completion after which an RDMA rail with work in flight is broken.
+     */
+    uint32_t rail_timeout_ms;
 } kvr_config;
 
 /* Counters of one rail since the engine was made. The caller sets `struct_size`. */

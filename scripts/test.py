@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kvtest import fuzz, loom, runner  # noqa: E402
+from kvtest import fuzz, lab, loom, runner  # noqa: E402
 from kvtest.runner import Part  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,6 +82,8 @@ PARTS = [
          pytest("tests/nixl"), ["tests/nixl"], runner.wheels_run),
     Part("demo", "the demo end to end, its options and its errors", 1200,
          pytest("tests/demo"), ["tests/demo"], runner.wheels_run),
+    Part("lab", "suites over the real libibverbs, inside a kernel with Soft-RoCE", 2400,
+         lab.suites, [lab.SCRIPT, "tests/lab"]),
     Part("fuzz", "each fuzz target for a short while, from its seeds", 1200, fuzz.smoke,
          ["fuzz/Cargo.toml"]),
 ]

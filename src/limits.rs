@@ -21,8 +21,10 @@ pub struct Limits {
     pub message_bytes: u32,
 }
 
-/// Most lanes.
-pub const MAX_LANES: u32 = 16;
+/// Most rails of one side.
+pub const MAX_RAILS: u32 = 16;
+/// Most lanes: beside the rails, one for transfers of the engine to itself.
+pub const MAX_LANES: u32 = MAX_RAILS + 1;
 /// Most bytes of message blocks in each direction.
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 30;
 /// Fewest: what the channel protocol keeps free before it reads, twice.

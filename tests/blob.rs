@@ -26,6 +26,7 @@ fn conn() -> ConnBlob {
         addrs: vec![SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 1), 40_000)],
         offer: HostOffer { boot_id: [3; 16], pid_ns: 4_026_531_836, uid: 1000, pid: 4242 },
         max_message: 65_536,
+        rails: Vec::new(),
     }
 }
 
@@ -38,6 +39,7 @@ fn region() -> RegionBlob {
         base: 0x7f00_0000_0000,
         len: 1 << 30,
         mem: 0,
+        keys: Default::default(),
     }
 }
 

@@ -47,6 +47,14 @@ impl Keys for OneKey {
     fn remote(&self, _: u32) -> RemoteKey {
         self.0
     }
+
+    fn lkey(&self, _: u32, _: u32, _: u64) -> Option<u32> {
+        None
+    }
+
+    fn rkey(&self, _: u32, _: u32, _: u64) -> Option<u32> {
+        None
+    }
 }
 
 /// One lane connected to one peer's memory.

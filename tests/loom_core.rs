@@ -33,7 +33,9 @@ struct Copier {
 }
 
 impl Port for Copier {
-    const ACCESS_ERROR_BREAKS_RAIL: bool = false;
+    fn access_error_breaks_rail(&self) -> bool {
+        false
+    }
 
     fn depth(&self) -> u32 {
         8
@@ -128,7 +130,7 @@ impl Rig {
             Some(Copier { memory: memory.clone(), done: None })
         });
         let core = core.expect("128 KiB hold the engine");
-        core.with_port(0, |_, rails| rails[PEER as usize].generation = GENERATION);
+        core.connect_rail(0, PEER, GENERATION, |_| ());
         let regions: &Regions<'_> = &core.local;
         let region = regions.open(0, 8, PEER, (0, 0)).unwrap();
         assert_eq!((region.index(), region.generation()), (REGION.slot, REGION.generation));

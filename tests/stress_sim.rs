@@ -20,11 +20,11 @@ fn break_and_mend(world: &World, rng: &mut Rng) {
     let e = &world.engines[0];
     let lane = rng.below(3) as u32;
     if rng.below(4) == 0 {
-        e.with_port(lane, |p, _| p.modify(1, kvrail::nic::sim::QpState::Err).unwrap());
+        e.with_port(lane, |p| p.modify(1, kvrail::nic::sim::QpState::Err).unwrap());
     }
-    while e.next_broken().is_some() {}
+    while e.next_limping().is_some() {}
     for lane in 0..3 {
-        if e.with_port(lane, |_, r| r[1].generation == 0) {
+        if e.rails(1) & (1 << lane) == 0 {
             world.connect_rail(0, 1, lane);
         }
     }
@@ -132,7 +132,7 @@ fn many_peers_whose_rails_are_down_do_not_use_up_the_return_entries() {
             world.engines[0].poll();
         });
         let err = kvrail::nic::sim::QpState::Err;
-        world.engines[0].with_port(0, |p, _| p.modify(World::slot(0, e), err).unwrap());
+        world.engines[0].with_port(0, |p| p.modify(World::slot(0, e), err).unwrap());
         world.engines[0].poll();
         all.push((t, remote));
     }
@@ -152,6 +152,8 @@ fn random_faults_on_a_million_descriptors() {
     while done < total {
         rounds += 1;
         let port = PortConfig {
+            window: u64::MAX,
+            late: false,
             depth: 1 + rng.below(100) as u32,
             credits: 1 + rng.below(120) as u32,
             batch_ops: 1 + rng.below(64) as u32,
@@ -187,10 +189,10 @@ fn random_faults_on_a_million_descriptors() {
             world.engines.iter().for_each(|e| {
                 e.poll();
             });
-            while world.engines[0].next_broken().is_some() {}
+            while world.engines[0].next_limping().is_some() {}
             if step % 8 == 0 {
                 for lane in 0..lanes_n {
-                    let down = world.engines[0].with_port(lane, |_, r| r[1].generation == 0);
+                    let down = world.engines[0].rails(1) & (1 << lane) == 0;
                     if down && rng.below(3) == 0 {
                         world.connect_rail(0, 1, lane);
                         broken += 1;

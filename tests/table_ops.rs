@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use kvrail::status::Status;
 use kvrail::table::{
     build_indexed, build_ops, Desc, Full, Listed, Op, OpSink, PrepareError, Reason, RegionView,
-    Shape, Side, SliceSink, Stride, Strided, Summary, Table, TableError, Wanted,
+    Shape, Side, SliceSink, Stride, Strided, Summary, Table, TableError, Wanted, NO_SEAMS,
 };
 use proptest::prelude::*;
 use table_oracle::{check, decode, fuzz_ops, Case, Form, List, Log, Outcome, Region};
@@ -28,7 +28,7 @@ fn wanted(op_bytes: u32) -> Wanted {
 }
 
 fn region(raw: u64, slot: u32, base: u64, len: u64) -> Region {
-    Region { raw, view: RegionView { slot, generation: 7, base, len, peer: 3 } }
+    Region { raw, view: RegionView { slot, generation: 7, base, len, peer: 3, shift: NO_SEAMS } }
 }
 
 fn desc(addr: u64, len: u64, region: u64) -> Desc {

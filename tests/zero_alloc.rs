@@ -99,12 +99,12 @@ fn nothing_is_allocated_from_post_to_done() {
             assert_eq!(world.engines[0].check(t.raw()), Ok(Status::Ok));
         }
         // A failure on the way is no reason to allocate either.
-        world.engines[0].with_port(0, |p, _| p.die_at(1, 0));
+        world.engines[0].with_port(0, |p| p.die_at(1, 0));
         assert!(world.engines[0].post(read.raw(), None).is_ok());
         while world.engines[0].check(read.raw()) == Ok(Status::InProgress) {
             world.engines[0].poll();
         }
-        assert_eq!(world.engines[0].next_broken(), Some(1));
+        assert_eq!(world.engines[0].next_limping(), Some(1));
         world.connect_rail(0, 1, 0);
         for _ in 0..100 {
             for e in &world.engines {

@@ -36,7 +36,15 @@ macro_rules! fields {
             max_bytes,
             device_id,
             numa_node,
-            rbln_ctx_ptr
+            rbln_ctx_ptr,
+            sq_depth,
+            sges,
+            ack_timeout,
+            retry,
+            rnr_retry,
+            traffic_class,
+            service_level,
+            rail_timeout_ms
         );
         $each_string!(name, listen_ip, transport, nics);
     };

@@ -200,7 +200,7 @@ pub struct kvr_config {
     pub name: [c_char; KVR_NAME_LEN],
     /// IP address that the bootstrap listener binds; "auto" picks.
     pub listen_ip: [c_char; KVR_LISTEN_LEN],
-    /// "auto" or "local".
+    /// "auto", "verbs" (RDMA NICs) or "local" (processes of one user on one host).
     pub transport: [c_char; KVR_TRANSPORT_LEN],
     /// NICs to use, comma separated; empty: all. Not used by `local`.
     pub nics: [c_char; KVR_NICS_LEN],
@@ -210,6 +210,22 @@ pub struct kvr_config {
     pub numa_node: i32,
     /// Context of the device runtime, as a number; 0: none. Not used by `local`.
     pub rbln_ctx_ptr: u64,
+    /// Work requests in flight on one RDMA rail.
+    pub sq_depth: u32,
+    /// Most pieces of local memory that one work request of an RDMA rail gathers or scatters.
+    pub sges: u32,
+    /// The NIC waits 4.096 us times 2 to the power of this for an acknowledgement.
+    pub ack_timeout: u32,
+    /// How often the NIC repeats what was not acknowledged, 0 to 6.
+    pub retry: u32,
+    /// How often the NIC repeats a message for which the peer had no receive, 0 to 6.
+    pub rnr_retry: u32,
+    /// Traffic class of RDMA packets.
+    pub traffic_class: u32,
+    /// Service level of RDMA packets.
+    pub service_level: u32,
+    /// Milliseconds without any completion after which an RDMA rail with work in flight is broken.
+    pub rail_timeout_ms: u32,
 }
 
 /// State and counters of a transfer. The caller sets `struct_size`.

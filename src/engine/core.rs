@@ -8,7 +8,7 @@ use crate::engine::arena::Arena;
 use crate::engine::bell::Bell;
 use crate::engine::bits::Bits;
 use crate::engine::channel::{Channel, SCRATCH};
-use crate::engine::lane::Lane;
+use crate::engine::lane::{Inner, Lane};
 use crate::engine::message::{Pool, Queue, MAX_NAME};
 use crate::engine::peer::{Link, Peer, PeerState, SELF};
 use crate::engine::region::Regions;
@@ -64,6 +64,8 @@ pub struct Core<'m, P: Port, N: Net> {
     pub(super) outgoing: Bits<'m>,
     /// Peers whose stream broke the protocol or was closed, one bit each: the host closes them.
     pub(super) broken: Bits<'m>,
+    /// Peers that lost a rail, one bit each.
+    pub(super) limping: Bits<'m>,
     pub(super) tx: Pool<'m>,
     pub(super) rx: Pool<'m>,
     pub(super) inbox: Queue,
@@ -118,7 +120,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             heapless::Vec::new();
         for i in 0..l.lanes {
             let port = port(arena, i)?;
-            failed |= staged.push(Lane::new(arena, port, l.peers, l.transfers)?).is_err();
+            failed |= staged.push(Lane::new(arena, i, port, l.peers, l.transfers)?).is_err();
         }
         let mut staged = staged.into_iter();
         let lanes = arena.array_from(l.lanes as usize, || staged.next())?;
@@ -141,6 +143,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             peers: arena.array(l.peers as usize, |_| Peer::new())?,
             outgoing: Bits::new(arena, l.peers)?,
             broken: Bits::new(arena, l.peers)?,
+            limping: Bits::new(arena, l.peers)?,
             tx: Pool::new(arena, l.blocks())?,
             rx: Pool::new(arena, l.blocks())?,
             inbox: Queue::new(),
@@ -221,18 +224,46 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// Control side only: runs `f` on a lane's port while nobody polls it. Waits for the token (a
     /// holder never waits).
-    pub fn with_port<R>(
+    pub fn with_port<R>(&self, lane: u32, f: impl FnOnce(&mut P) -> R) -> R {
+        self.with_lane(lane, |inner| f(&mut inner.port))
+    }
+
+    /// Control side only: after `connect` connected a lane's port to a peer, the rail carries
+    /// transfers of peers of that generation. Call before [`Core::attach`], or [`Core::kick`] after
+    /// it.
+    pub fn connect_rail<R>(
         &self,
         lane: u32,
-        f: impl FnOnce(&mut P, &mut [super::lane::Rail]) -> R,
+        peer: u32,
+        generation: u32,
+        connect: impl FnOnce(&mut P) -> R,
     ) -> R {
+        self.with_lane(lane, |inner| {
+            let r = connect(&mut inner.port);
+            inner.rails[peer as usize].generation = generation;
+            self.peers[peer as usize].rails.fetch_or(1 << lane, Ordering::AcqRel);
+            r
+        })
+    }
+
+    /// Lanes that have a rail to a peer, one bit each.
+    pub fn rails(&self, peer: u32) -> u32 {
+        self.peers[peer as usize].rails.load(Ordering::Acquire)
+    }
+
+    /// The lanes of a peer's rails.
+    pub(super) fn lanes_of(&self, rails: u32) -> impl Iterator<Item = &Lane<'m, P>> {
+        self.lanes.iter().filter(move |l| rails & (1 << l.index) != 0)
+    }
+
+    pub(super) fn with_lane<R>(&self, lane: u32, f: impl FnOnce(&mut Inner<'m, P>) -> R) -> R {
         let lane = &self.lanes[lane as usize];
         while !lane.token.try_take() {
             spin_loop();
         }
         // SAFETY: I2: token taken above, given back below, asked once.
         let inner = unsafe { lane.inner() };
-        let r = f(&mut inner.port, inner.rails);
+        let r = f(inner);
         if lane.token.give_back() {
             self.worker.wake();
         }
@@ -290,7 +321,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     /// Makes every lane and the messages look at a peer again.
-    fn kick(&self, index: u32) {
+    pub fn kick(&self, index: u32) {
         self.outgoing.set(index);
         self.net_token.publish();
         for lane in self.lanes {
@@ -317,6 +348,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // Marks of this connection must not end the next one. No new one comes: its rails and its
         // stream are closed.
         self.broken.clear(index);
+        self.limping.clear(index);
         link
     }
 
@@ -335,9 +367,21 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         &self.host
     }
 
-    /// True when [`Core::next_broken`] has one.
+    /// True when [`Core::next_broken`] or [`Core::next_limping`] has one.
     pub fn has_broken(&self) -> bool {
-        !self.broken.is_empty()
+        !self.broken.is_empty() || !self.limping.is_empty()
+    }
+
+    /// Control side only: takes the next peer that lost a rail.
+    pub fn next_limping(&self) -> Option<u32> {
+        let index = self.limping.next(0)?;
+        self.limping.clear(index);
+        Some(index)
+    }
+
+    pub(super) fn mark_limping(&self, index: u32) {
+        self.limping.set(index);
+        self.host.wake();
     }
 
     /// Control side only: takes the next peer whose stream is of no use any more.

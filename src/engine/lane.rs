@@ -58,6 +58,8 @@ impl LaneStats {
 /// One lane.
 #[derive(Debug)]
 pub struct Lane<'m, P> {
+    /// Which one.
+    pub index: u32,
     /// Who may touch `inner`.
     pub token: PollToken,
     /// Bytes posted and not retired: where stripe width 1 looks for the idlest lane.
@@ -72,11 +74,18 @@ pub struct Lane<'m, P> {
 unsafe impl<P: Send> Sync for Lane<'_, P> {}
 
 impl<'m, P> Lane<'m, P> {
-    /// A lane over `port` for `peers` peers and `transfers` transfer slots.
-    pub fn new(arena: &mut Arena<'m>, port: P, peers: u32, transfers: u32) -> Option<Lane<'m, P>> {
+    /// Lane `index` over `port` for `peers` peers and `transfers` transfer slots.
+    pub fn new(
+        arena: &mut Arena<'m>,
+        index: u32,
+        port: P,
+        peers: u32,
+        transfers: u32,
+    ) -> Option<Lane<'m, P>> {
         let rails =
             arena.array(peers as usize, |_| Rail { ledger: Ledger::new(), generation: 0 })?;
         Some(Lane {
+            index,
             token: PollToken::new(),
             outstanding: AtomicU64::new(0),
             stats: LaneStats::default(),

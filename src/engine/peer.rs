@@ -47,6 +47,8 @@ pub struct PeerIo<L> {
 #[derive(Debug)]
 pub struct Peer<L> {
     word: AtomicU64,
+    /// Lanes that have a rail to it, one bit each.
+    pub rails: AtomicU32,
     /// Messages to it.
     pub queue: Queue,
     /// Streams that it had; numbers the current one.
@@ -65,6 +67,7 @@ impl<L> Peer<L> {
     pub fn new() -> Peer<L> {
         Peer {
             word: AtomicU64::new(1 << 32),
+            rails: AtomicU32::new(0),
             queue: Queue::new(),
             streams: AtomicU32::new(0),
             consumed: AtomicU64::new(0),

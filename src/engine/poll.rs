@@ -4,6 +4,7 @@
 use crate::engine::core::Core;
 use crate::engine::lane::{Inner, Lane, LANE_CLAIMS};
 use crate::engine::ledger::Claim;
+use crate::engine::region::BothRegions;
 use crate::engine::slot::{Body, Settled, Slot};
 use crate::engine::state::{Phase, State};
 use crate::nic::{Batch, Completion, Net, Port, PostError, WrStatus};
@@ -117,16 +118,20 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let body = unsafe { slot.body() };
         let rail = &inner.rails[body.peer as usize];
         if rail.generation != body.peer_generation {
-            self.share(index);
+            self.share(lane, index, body.peer);
             return None;
         }
         let credits = rail.ledger.credits(inner.port.depth());
-        if credits == 0 || inner.claims >= LANE_CLAIMS {
+        let full = lane.outstanding.load(Ordering::Relaxed) >= inner.port.window_bytes();
+        if credits == 0 || full || inner.claims >= LANE_CLAIMS {
             return None;
         }
         // SAFETY: I3: as above; the pool keeps the ops until release.
         let ops = unsafe { core::slice::from_raw_parts(body.ops, body.n_ops as usize) };
-        let limit = credits.min(inner.port.batch_ops());
+        let limit = credits.min(inner.port.batch_ops()).min(inner.port.room());
+        if limit == 0 {
+            return None;
+        }
         if let Some((first, count)) = self.take_return(slot) {
             let (take, bytes) = sized(ops, first, count.min(limit), inner.port.batch_bytes());
             if take < count {
@@ -134,6 +139,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             }
             return Some((body, Claim { slot: index, first, count: take, bytes }));
         }
+        let rails = self.rails(body.peer).count_ones();
         loop {
             let first = seen.next();
             let remaining = body.n_ops - first.min(body.n_ops);
@@ -142,9 +148,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 return None;
             }
             let mut most = limit.min(remaining);
-            if self.tuning.stripe_all && self.lanes.len() > 1 {
+            if self.tuning.stripe_all && rails > 1 {
                 // So that the first to poll does not take everything.
-                most = most.min((remaining / (2 * self.lanes.len() as u32)).max(1));
+                most = most.min((remaining / (2 * rails)).max(1));
             }
             let (count, bytes) = sized(ops, first, most, inner.port.batch_bytes());
             match slot.cursor.claim(seen, count) {
@@ -158,15 +164,22 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// A rail that a transfer was published to is down: every lane may carry it now. It stays
-    /// published here too, for when the rail comes back. Publishes once, so that transfers
-    /// which wait for a reconnect do not keep anybody awake.
-    fn share(&self, index: u32) {
-        for other in self.lanes {
+    /// A lane has no rail for a transfer: those that have one may carry it. Without any it waits
+    /// here until a rail is up. A striped transfer stays published here too, for when the rail
+    /// comes back. Publishes once, so that what waits for a reconnect keeps nobody awake.
+    fn share(&self, lane: &Lane<'m, P>, index: u32, peer: u32) {
+        let rails = self.rails(peer) & !(1 << lane.index);
+        let Some(idlest) = self.idlest(rails) else { return };
+        let chosen = if self.tuning.stripe_all { rails } else { 1 << idlest };
+        for other in self.lanes_of(chosen) {
             if other.set(index) {
                 other.token.publish();
                 self.worker.wake();
             }
+        }
+        if !self.tuning.stripe_all {
+            // The caller holds the slot, so nobody posts it again between.
+            lane.clear(index);
         }
     }
 
@@ -205,8 +218,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         lane.outstanding.fetch_add(claim.bytes, Ordering::Relaxed);
         lane.stats.claims.fetch_add(1, Ordering::Relaxed);
         lane.stats.bytes_posted.fetch_add(claim.bytes, Ordering::Relaxed);
+        let keys = BothRegions { local: &self.local, remote: &self.remote };
         let batch =
-            Batch { peer: body.peer, direction: body.direction, ops, first_wr, keys: &self.remote };
+            Batch { peer: body.peer, direction: body.direction, ops, first_wr, keys: &keys };
         let Err((posted, why)) = inner.port.post(&batch) else { return Served::Claimed };
         let unposted = claim.count - posted.min(claim.count);
         let bytes = ops[posted as usize..].iter().map(|o| u64::from(o.len)).sum();
@@ -297,7 +311,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             slot.counters.failed_pair.fetch_min(u64::from(pair), Ordering::Relaxed);
         }
         slot.end(status);
-        if P::ACCESS_ERROR_BREAKS_RAIL {
+        if inner.port.access_error_breaks_rail() {
             self.rail_failed(lane, inner, c.peer);
             return;
         }
@@ -311,8 +325,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// A rail broke: it is closed, and what it had not finished goes to the other lanes of each
     /// transfer.
     fn rail_failed(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
-        inner.port.close(peer);
-        inner.rails[peer as usize].generation = 0;
+        self.close_port(lane, inner, peer);
         // Neighbours go back as one entry: a lane takes a transfer's ops in order, so without
         // striping one transfer leaves one.
         let mut run: Option<(Claim, u32)> = None;
@@ -320,6 +333,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             let next = inner.rails[peer as usize].ledger.drain();
             if let Some(claim) = &next {
                 self.abandoned(lane, inner, claim);
+                self.unless_late(inner, claim);
             }
             match (&mut run, next) {
                 (Some((r, holds)), Some(c)) if c.slot == r.slot && c.first == r.first + r.count => {
@@ -328,7 +342,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 }
                 (_, next) => {
                     if let Some((r, holds)) = run {
-                        self.hand_back(r, holds);
+                        self.hand_back(lane, r, holds);
                     }
                     let Some(claim) = next else { break };
                     run = Some((claim, 1));
@@ -338,17 +352,65 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // What waits here without a claim in flight is looked at once more, and shared out then.
         lane.token.publish();
         self.worker.wake();
-        self.mark_broken(peer);
+        self.mark_limping(peer);
+    }
+
+    /// Ends a transfer whose WRITEs may still land: another rail must not repeat them, since nobody
+    /// could tell when the last of them is over. The caller keeps the claim's hold.
+    fn unless_late(&self, inner: &Inner<'m, P>, claim: &Claim) {
+        let slot = &self.slots[claim.slot as usize];
+        // SAFETY: I3: the claim is a hold.
+        let body = unsafe { slot.body() };
+        if body.direction == Direction::Write && inner.port.may_land_late() {
+            slot.end(Status::NoRail);
+        }
+    }
+
+    /// Nothing the rail carried touches memory after this.
+    fn close_port(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
+        inner.port.close(peer);
+        inner.rails[peer as usize].generation = 0;
+        self.peers[peer as usize].rails.fetch_and(!(1 << lane.index), Ordering::AcqRel);
     }
 
     /// Unfinished ops of a transfer become anybody's, and the claims' holds are lowered.
-    fn hand_back(&self, ops: Claim, holds: u32) {
-        self.give_return(&self.slots[ops.slot as usize], ops.first, ops.count);
-        for other in self.lanes {
-            other.set(ops.slot);
-            other.token.publish();
-        }
+    fn hand_back(&self, lane: &Lane<'m, P>, ops: Claim, holds: u32) {
+        let slot = &self.slots[ops.slot as usize];
+        self.give_return(slot, ops.first, ops.count);
+        // This lane looks at it once more, and shares it out.
+        lane.set(ops.slot);
         (0..holds).for_each(|_| self.leave(ops.slot));
+    }
+
+    /// Control side: breaks a rail whose work requests do not complete, as if the port had said so.
+    pub fn fail_rail(&self, index: u32, peer: u32) {
+        let lane = &self.lanes[index as usize];
+        self.with_lane(index, |inner| {
+            if inner.rails[peer as usize].generation != 0 {
+                lane.stats.errors.fetch_add(1, Ordering::Relaxed);
+                self.rail_failed(lane, inner, peer);
+            }
+        });
+    }
+
+    /// Control side: the number of the oldest op in flight on a rail; `None`: nothing is. The same
+    /// number twice means no progress between.
+    pub fn oldest(&self, index: u32, peer: u32) -> Option<u32> {
+        self.with_lane(index, |inner| {
+            let ledger = &inner.rails[peer as usize].ledger;
+            let n = ledger.outstanding();
+            (n > 0).then(|| ledger.next_wr().wrapping_sub(n))
+        })
+    }
+
+    /// Asks every port and the message streams for an event at the next completion. Whoever is about
+    /// to sleep polls once more after it. True: it should not sleep for long, as something waits
+    /// that no event will tell.
+    pub fn arm(&self) -> bool {
+        for lane in 0..self.lanes.len() as u32 {
+            self.with_port(lane, Port::arm);
+        }
+        self.with_net(Net::arm)
     }
 
     /// Control side: closes the rail to a peer on one lane and ends what it carried.
@@ -360,8 +422,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // SAFETY: I2: token taken above, given back below, asked once.
         let inner = unsafe { lane.inner() };
         self.reap(lane, inner);
-        inner.port.close(peer);
-        inner.rails[peer as usize].generation = 0;
+        self.close_port(lane, inner, peer);
         while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
             self.abandoned(lane, inner, &claim);
             self.slots[claim.slot as usize].end(status);

@@ -5,8 +5,38 @@ use crate::handle::{Handle, Kind};
 use crate::nic::RemoteKey;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::table::NO_SEAMS;
 
 const OPEN: u64 = 1;
+/// The keys of a region: one for each (rail, piece), rail by rail. A region is cut into pieces of
+/// `1 << shift` bytes from its first byte on, the same on every rail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeyList {
+    /// The keys, in the pool; they stay there until the region is freed.
+    pub at: *const u32,
+    /// Rails (of a local region: lanes).
+    pub rails: u16,
+    /// Base-2 logarithm of a piece's bytes.
+    pub shift: u8,
+}
+
+impl KeyList {
+    /// No keys, no seams.
+    pub const EMPTY: KeyList =
+        KeyList { at: core::ptr::NonNull::dangling().as_ptr(), rails: 0, shift: NO_SEAMS };
+
+    /// Pieces of a region of `len` bytes.
+    pub const fn pieces(&self, len: u64) -> u64 {
+        match len {
+            0 => 1,
+            _ => ((len - 1) >> self.shift) + 1,
+        }
+    }
+
+    fn shape(&self) -> u64 {
+        u64::from(self.rails) << 8 | u64::from(self.shift)
+    }
+}
 
 /// One region slot. Its fields are atomics only so that a reader with a stale handle reads
 /// *something*; the generation word, checked before and after, says whether it is the region that
@@ -21,6 +51,21 @@ pub struct Region {
     target: AtomicU64,
     /// Remote: peer slot.
     peer: AtomicU32,
+    /// Address of the keys.
+    keys: AtomicU64,
+    /// `rails:16 | shift:8`.
+    shape: AtomicU64,
+}
+
+impl Region {
+    fn keys(&self) -> KeyList {
+        let shape = self.shape.load(Ordering::Relaxed);
+        KeyList {
+            at: self.keys.load(Ordering::Relaxed) as usize as *const u32,
+            rails: (shape >> 8) as u16,
+            shift: shape as u8,
+        }
+    }
 }
 
 /// What a region is, copied out.
@@ -36,7 +81,12 @@ pub struct View {
     pub len: u64,
     /// Remote: whose it is.
     pub peer: u32,
+    /// Its keys.
+    pub keys: KeyList,
 }
+
+// SAFETY: I3: the keys are plain memory of the pool, constant while the region is in its table.
+unsafe impl Send for View {}
 
 /// One table of regions.
 #[derive(Debug)]
@@ -61,6 +111,8 @@ impl<'m> Regions<'m> {
             len: AtomicU64::new(0),
             target: AtomicU64::new(0),
             peer: AtomicU32::new(0),
+            keys: AtomicU64::new(0),
+            shape: AtomicU64::new(KeyList::EMPTY.shape()),
         })?;
         let links = arena.array(n as usize, |_| AtomicU32::new(NONE))?;
         let free = IndexStack::new();
@@ -80,14 +132,33 @@ impl<'m> Regions<'m> {
         self.slots.len() as u32
     }
 
-    /// Opens a region in a free slot. `None`: the table is full.
+    /// Opens a region without keys in a free slot. `None`: the table is full.
     pub fn open(&self, base: u64, len: u64, peer: u32, target: (u32, u32)) -> Option<Handle> {
+        // SAFETY: I3: no rails, so nothing is ever read there.
+        unsafe { self.open_with(base, len, peer, target, KeyList::EMPTY) }
+    }
+
+    /// Opens a region in a free slot. `None`: the table is full.
+    ///
+    /// # Safety
+    /// `keys` points to `rails * pieces(len)` keys that stay as they are until the region was freed
+    /// ([`Regions::free`]) (I3).
+    pub unsafe fn open_with(
+        &self,
+        base: u64,
+        len: u64,
+        peer: u32,
+        target: (u32, u32),
+        keys: KeyList,
+    ) -> Option<Handle> {
         let slot = self.free.pop(self.links)?;
         let r = &self.slots[slot as usize];
         let generation = (r.word.load(Ordering::Relaxed) >> 32) as u32;
         r.base.store(base, Ordering::Relaxed);
         r.len.store(len, Ordering::Relaxed);
         r.peer.store(peer, Ordering::Relaxed);
+        r.keys.store(keys.at as usize as u64, Ordering::Relaxed);
+        r.shape.store(keys.shape(), Ordering::Relaxed);
         r.target.store((u64::from(target.0) << 32) | u64::from(target.1), Ordering::Relaxed);
         r.word.store((u64::from(generation) << 32) | OPEN, Ordering::Release);
         self.used.fetch_add(1, Ordering::Relaxed);
@@ -127,6 +198,7 @@ impl<'m> Regions<'m> {
             base: r.base.load(Ordering::Relaxed),
             len: r.len.load(Ordering::Relaxed),
             peer: r.peer.load(Ordering::Relaxed),
+            keys: r.keys(),
         };
         crate::sync::fence(Ordering::Acquire);
         if r.word.load(Ordering::Relaxed) != word {
@@ -165,8 +237,46 @@ impl<'m> Regions<'m> {
     }
 }
 
-impl crate::nic::Keys for Regions<'_> {
+impl Regions<'_> {
+    /// The key of the byte at `addr` of the region in `slot`, on `rail`. The caller holds a
+    /// transfer that uses the region.
+    fn key_of(&self, slot: u32, rail: u32, addr: u64) -> Option<u32> {
+        let r = self.slots.get(slot as usize)?;
+        let keys = r.keys();
+        let len = r.len.load(Ordering::Relaxed);
+        let offset = addr.wrapping_sub(r.base.load(Ordering::Relaxed));
+        if rail >= u32::from(keys.rails) || offset >= len {
+            return None;
+        }
+        let index = u64::from(rail) * keys.pieces(len) + (offset >> keys.shift);
+        // SAFETY: I3: inside the list by the checks above; an active transfer keeps the region, and
+        // with it the list, in place.
+        Some(unsafe { keys.at.add(index as usize).read() })
+    }
+}
+
+/// Both tables, for a port that builds work requests of an active transfer.
+#[derive(Clone, Copy, Debug)]
+pub struct BothRegions<'a, 'm> {
+    /// Memory registered here.
+    pub(in crate::engine) local: &'a Regions<'m>,
+    /// Memory of peers.
+    pub(in crate::engine) remote: &'a Regions<'m>,
+}
+
+impl crate::nic::Keys for BothRegions<'_, '_> {
+    #[inline]
     fn remote(&self, index: u32) -> RemoteKey {
-        self.key(index)
+        self.remote.key(index)
+    }
+
+    #[inline]
+    fn lkey(&self, index: u32, lane: u32, addr: u64) -> Option<u32> {
+        self.local.key_of(index, lane, addr)
+    }
+
+    #[inline]
+    fn rkey(&self, index: u32, rail: u32, addr: u64) -> Option<u32> {
+        self.remote.key_of(index, rail, addr)
     }
 }

@@ -133,31 +133,37 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// Shows a transfer to the lanes it may use; a small one is carried at once, if its lane is
     /// free.
     fn publish(&self, index: u32, body: &Body) {
-        if self.tuning.stripe_all {
-            for lane in self.lanes {
-                lane.set(index);
-            }
+        let rails = self.rails(body.peer);
+        let Some(first) = self.idlest(rails) else {
+            // Not connected: it waits at any lane, which moves it on when a rail is up (`share`).
+            // The lane looks after this, or a rail that came up just now had looked too early.
+            let Some(lane) = self.lanes.first() else { return };
+            lane.set(index);
+            lane.token.publish();
+            self.worker.wake();
+            return;
+        };
+        let chosen = if self.tuning.stripe_all { rails } else { 1 << first };
+        for lane in self.lanes_of(chosen) {
+            lane.set(index);
         }
-        let lane = self.idlest();
-        self.lanes[lane as usize].set(index);
-        if body.bytes <= self.tuning.inline_bytes && self.carry_now(lane, index) {
-            // Not connected yet, or shared out over other lanes: whoever polls goes on with it.
-            if self.slots[index as usize].state.load().phase != Phase::Active {
-                return;
-            }
+        if body.bytes <= self.tuning.inline_bytes
+            && self.carry_now(first, index)
+            // Else shared out over other lanes: whoever polls goes on with it.
+            && self.slots[index as usize].state.load().phase != Phase::Active
+        {
+            return;
         }
-        for (i, l) in self.lanes.iter().enumerate() {
-            if self.tuning.stripe_all || i as u32 == lane {
-                l.token.publish();
-            }
+        for lane in self.lanes_of(chosen) {
+            lane.token.publish();
         }
         self.worker.wake();
     }
 
-    fn idlest(&self) -> u32 {
-        let load = |l: &crate::engine::lane::Lane<'_, P>| l.outstanding.load(Ordering::Relaxed);
-        let least = self.lanes.iter().enumerate().min_by_key(|(_, l)| load(l));
-        least.map_or(0, |(i, _)| i as u32)
+    /// The lane with the least outstanding bytes, of those with a rail.
+    pub(super) fn idlest(&self, rails: u32) -> Option<u32> {
+        let load = |l: &&crate::engine::lane::Lane<'_, P>| l.outstanding.load(Ordering::Relaxed);
+        self.lanes_of(rails).min_by_key(load).map(|l| l.index)
     }
 
     /// Where a transfer stands: one atomic load. Without a background thread it polls first.

@@ -7,8 +7,10 @@
 //! blob is outside input: it is checked here, and nowhere trusted.
 
 use super::error::{hex, shown, Error, Result};
+use super::rail::{RailEnd, MAX_RAILS};
 use super::wire::{Reader, Short, Writer};
 use crate::status::Status;
+use crate::table::NO_SEAMS;
 use core::fmt;
 use core::net::{Ipv4Addr, SocketAddrV4};
 
@@ -33,6 +35,10 @@ const ADDRS: u16 = 4;
 const HOST: u16 = 5;
 const MESSAGE: u16 = 6;
 const REGION_ID: u16 = 7;
+const RAILS: u16 = 8;
+const KEYS: u16 = 9;
+/// Most pieces of a region: 4 GiB each, this is more than the address space of today's hosts.
+const MAX_PIECES: usize = 1 << 16;
 
 /// Where a process runs, for drivers that need both sides on one host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -62,6 +68,9 @@ pub struct ConnBlob {
     pub offer: HostOffer,
     /// Longest notification that it takes.
     pub max_message: u32,
+    /// Its rails when the blob was made; none: it has transport `local` only. The handshake tells
+    /// what holds at the connect.
+    pub rails: Vec<RailEnd>,
 }
 
 impl fmt::Debug for ConnBlob {
@@ -73,6 +82,7 @@ impl fmt::Debug for ConnBlob {
             .field("addrs", &self.addrs)
             .field("offer", &self.offer)
             .field("max_message", &self.max_message)
+            .field("rails", &self.rails)
             .finish_non_exhaustive()
     }
 }
@@ -92,6 +102,50 @@ pub struct RegionBlob {
     pub len: u64,
     /// Kind of memory. Not checked here: a newer build may know more kinds.
     pub mem: u32,
+    /// The rkeys that the owner's rails have for it.
+    pub keys: RegionKeys,
+}
+
+/// The rkeys of a region, on every rail of its owner.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RegionKeys {
+    /// Base-2 logarithm of the bytes of a piece: each piece is a memory region of its own.
+    pub shift: u8,
+    /// Keys, rail by rail in the order of the owner's offer, on each rail piece by piece.
+    pub keys: Vec<u32>,
+    /// Rails.
+    pub rails: u8,
+}
+
+impl Default for RegionKeys {
+    fn default() -> RegionKeys {
+        RegionKeys { shift: NO_SEAMS, keys: Vec::new(), rails: 0 }
+    }
+}
+
+impl RegionKeys {
+    /// Pieces of a region of `len` bytes.
+    fn pieces(&self, len: u64) -> u64 {
+        (len.saturating_sub(1) >> self.shift) + 1
+    }
+
+    fn put(&self, w: &mut Writer) {
+        w.u8(self.shift).u8(self.rails).u16(0);
+        for key in &self.keys {
+            w.u32(*key);
+        }
+    }
+
+    fn get(r: &mut Reader<'_>, len: u64) -> Fields<RegionKeys> {
+        let (shift, rails, _) = (r.u8()?.clamp(12, NO_SEAMS), r.u8()?, r.u16()?);
+        let mut found = RegionKeys { shift, rails, keys: Vec::new() };
+        let pieces = usize::try_from(found.pieces(len)).unwrap_or(usize::MAX).min(MAX_PIECES);
+        // As many as there are bytes for, whatever the head says.
+        for _ in 0..pieces * usize::from(rails) {
+            found.keys.push(r.u32()?);
+        }
+        Ok(found)
+    }
 }
 
 impl ConnBlob {
@@ -118,6 +172,14 @@ impl ConnBlob {
             w.tlv(MESSAGE, |w| {
                 w.u32(self.max_message);
             });
+            if !self.rails.is_empty() {
+                w.tlv(RAILS, |w| {
+                    w.u8(self.rails.len() as u8);
+                    for rail in &self.rails {
+                        w.counted(|w| rail.put(w));
+                    }
+                });
+            }
         }))
     }
 
@@ -136,6 +198,9 @@ impl ConnBlob {
             addrs: get_addrs(addrs.body)?,
             offer: host.read(get_offer)?,
             max_message: message.read(|r| r.u32())?,
+            rails: CONN
+                .optional(bytes, RAILS, "rails")?
+                .map_or(Ok(Vec::new()), |r| r.read(get_rails))?,
         })
     }
 }
@@ -166,6 +231,9 @@ impl RegionBlob {
             w.tlv(REGION_ID, |w| {
                 w.u32(self.slot).u32(self.generation).u64(self.base).u64(self.len).u32(self.mem);
             });
+            if self.keys.rails > 0 {
+                w.tlv(KEYS, |w| self.keys.put(w));
+            }
         }))
     }
 
@@ -174,7 +242,8 @@ impl RegionBlob {
         let [incarnation, id] =
             REGION.records(bytes, [INCARNATION, REGION_ID], ["incarnation", "region"])?;
         let incarnation = incarnation.read(|r| r.array())?;
-        let blob = id.read(|r| {
+        let keys = REGION.optional(bytes, KEYS, "keys")?;
+        let mut blob = id.read(|r| {
             Ok(RegionBlob {
                 incarnation,
                 slot: r.u32()?,
@@ -182,9 +251,13 @@ impl RegionBlob {
                 base: r.u64()?,
                 len: r.u64()?,
                 mem: r.u32()?,
+                keys: RegionKeys::default(),
             })
         })?;
         blob.check()?;
+        if let Some(keys) = keys {
+            blob.keys = keys.read(|r| RegionKeys::get(r, blob.len))?;
+        }
         Ok(blob)
     }
 
@@ -265,6 +338,25 @@ impl Form {
         }))
     }
 
+    /// A record that need not be there. The blob's header was checked before.
+    fn optional<'a>(
+        &'a self,
+        bytes: &'a [u8],
+        kind: u16,
+        name: &'static str,
+    ) -> Result<Option<Record<'a>>> {
+        let mut reader = Reader::new(self.body(bytes)?);
+        let next = |r: &mut Reader<'a>| {
+            r.tlv().map_err(|e| truncated(format!("{}: a record: {e}", self.what)))
+        };
+        while let Some(tlv) = next(&mut reader)? {
+            if tlv.kind == kind {
+                return Ok(Some(Record { form: self, name, body: tlv.body }));
+            }
+        }
+        Ok(None)
+    }
+
     /// The bytes after the header, up to `total_len`.
     fn body<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let first = bytes.get(..4).unwrap_or(bytes);
@@ -337,6 +429,20 @@ fn put_offer(w: &mut Writer, offer: &HostOffer) {
 
 fn get_offer(r: &mut Reader<'_>) -> Fields<HostOffer> {
     Ok(HostOffer { boot_id: r.array()?, pid_ns: r.u64()?, uid: r.u32()?, pid: r.u32()? })
+}
+
+fn get_rails(r: &mut Reader<'_>) -> Fields<Vec<RailEnd>> {
+    // Rails beyond what this build can use, and fields that it does not know, are skipped.
+    let count = usize::from(r.u8()?);
+    let mut rails = Vec::new();
+    for _ in 0..count {
+        let len = r.u32()? as usize;
+        let mut one = Reader::new(r.bytes(len)?);
+        if rails.len() < MAX_RAILS {
+            rails.push(RailEnd::get(&mut one)?);
+        }
+    }
+    Ok(rails)
 }
 
 fn get_addrs(body: &[u8]) -> Result<Vec<SocketAddrV4>> {

@@ -57,7 +57,7 @@ pub struct Config {
     pub name: String,
     /// IPv4 address of the bootstrap listener, or `auto`.
     pub listen_ip: String,
-    /// `auto` or `local`.
+    /// `auto`, `verbs` or `local`.
     pub transport: String,
     /// Device whose memory is moved; unused by `local`.
     pub device_id: u32,
@@ -67,6 +67,22 @@ pub struct Config {
     pub nics: String,
     /// Device runtime context; unused by `local`.
     pub rbln_ctx_ptr: u64,
+    /// Work requests in flight on one RDMA rail.
+    pub sq_depth: u32,
+    /// Most pieces of local memory that one work request of an RDMA rail gathers or scatters.
+    pub sges: u32,
+    /// The NIC's acknowledgement timeout: 4.096 us times 2 to the power of this.
+    pub ack_timeout: u32,
+    /// How often the NIC repeats what was not acknowledged.
+    pub retry: u32,
+    /// How often the NIC repeats a message for which the peer had no receive.
+    pub rnr_retry: u32,
+    /// Traffic class of RDMA packets (DSCP and ECN).
+    pub traffic_class: u32,
+    /// Service level of RDMA packets.
+    pub service_level: u32,
+    /// A rail with work in flight and no completion for this long is broken.
+    pub rail_timeout_ms: u32,
 }
 
 impl Default for Config {
@@ -92,12 +108,20 @@ impl Default for Config {
             port_max: 0,
             max_bytes: 4 << 30,
             name: String::new(),
-            listen_ip: String::from("127.0.0.1"),
+            listen_ip: String::from("auto"),
             transport: String::from("auto"),
             device_id: 0,
             numa_node: -1,
             nics: String::new(),
             rbln_ctx_ptr: 0,
+            sq_depth: 256,
+            sges: 16,
+            ack_timeout: 14,
+            retry: 6,
+            rnr_retry: 6,
+            traffic_class: 0,
+            service_level: 0,
+            rail_timeout_ms: 5000,
         }
     }
 }
@@ -172,7 +196,7 @@ impl Config {
             key.set(&mut self.clone(), &value)
                 .map_err(|allowed| bad(key.name, &value, &allowed))?;
         }
-        self.limits().check().map_err(|(name, value, low, high)| {
+        self.limits(0).check().map_err(|(name, value, low, high)| {
             let text = if name == "message_bytes" {
                 format!(
                     "parameter `message_bytes`: `{value}` is too little for `max_peers` {}, which \
@@ -187,14 +211,15 @@ impl Config {
         })
     }
 
-    /// The capacities of the engine that this makes, itself counted among its peers.
-    pub(super) fn limits(&self) -> Limits {
+    /// The capacities of the engine that this makes, itself counted among its peers. `nics`: RDMA
+    /// rails; with none, there are the lanes of the `local` driver.
+    pub(super) fn limits(&self, nics: u32) -> Limits {
         Limits {
             peers: self.max_peers.saturating_add(1),
             regions: self.max_regions,
             remote_regions: self.max_remote_regions,
             transfers: self.max_transfers,
-            lanes: self.rails,
+            lanes: if nics == 0 { self.rails } else { nics + 1 },
             message_bytes: self.message_bytes,
         }
     }

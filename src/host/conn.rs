@@ -8,6 +8,7 @@ use super::control::tune;
 use super::error::{Error, Result};
 use super::handshake::{Acceptor, AcceptorParams, Dialer, DialerParams, Step, MAX_READ};
 use super::offer::RailOffer;
+use super::raise::Raise;
 use crate::nic::local::PeerMemory;
 use crate::status::Status;
 
@@ -29,11 +30,19 @@ pub(super) struct Conn {
     out: Vec<u8>,
     /// It must be done by then.
     pub(super) until: Instant,
+    /// The other side must have answered by then, or another address is tried.
+    pub(super) answer: Instant,
+    /// It has.
+    pub(super) answered: bool,
     /// Slot and generation, once known.
     pub(super) peer: Option<(u32, u32)>,
     pub(super) offer: Option<RailOffer>,
     /// Attached for the proof; detached with the connection unless the engine takes it over.
     pub(super) memory: Option<PeerMemory>,
+    /// RDMA rails that are being raised; none: transport `local`.
+    pub(super) raise: Option<Raise>,
+    /// Those that proved themselves here, once that is told.
+    pub(super) mask: Option<u32>,
 }
 
 impl Drop for Conn {
@@ -46,7 +55,7 @@ impl Drop for Conn {
 
 impl Conn {
     pub(super) fn accepted(socket: TcpStream, params: AcceptorParams, until: Instant) -> Conn {
-        Conn::new(socket, Machine::Acceptor(Acceptor::new(params)), until, None)
+        Conn::new(socket, Machine::Acceptor(Acceptor::new(params)), until, None, None)
     }
 
     pub(super) fn dialled(
@@ -54,17 +63,36 @@ impl Conn {
         params: DialerParams,
         until: Instant,
         peer: (u32, u32),
+        raise: Option<Raise>,
     ) -> Result<Conn> {
         let mut dialer = Dialer::new(params);
         let hello = dialer.start()?;
-        let mut conn = Conn::new(socket, Machine::Dialer(dialer), until, Some(peer));
+        let mut conn = Conn::new(socket, Machine::Dialer(dialer), until, Some(peer), raise);
         conn.queue(&hello);
         Ok(conn)
     }
 
-    fn new(socket: TcpStream, machine: Machine, until: Instant, peer: Option<(u32, u32)>) -> Conn {
+    fn new(
+        socket: TcpStream,
+        machine: Machine,
+        until: Instant,
+        peer: Option<(u32, u32)>,
+        raise: Option<Raise>,
+    ) -> Conn {
         tune(&socket);
-        Conn { socket, machine, out: Vec::new(), until, peer, offer: None, memory: None }
+        Conn {
+            socket,
+            machine,
+            out: Vec::new(),
+            until,
+            answer: until,
+            answered: false,
+            peer,
+            offer: None,
+            memory: None,
+            raise,
+            mask: None,
+        }
     }
 
     pub(super) fn role(&self) -> Role {
@@ -109,7 +137,10 @@ impl Conn {
         let mut bytes = [0; MAX_READ];
         match self.socket.read(&mut bytes) {
             Ok(0) => Err(self.closed()),
-            Ok(n) => self.receive(&bytes[..n]).map(Some),
+            Ok(n) => {
+                self.answered = true;
+                self.receive(&bytes[..n]).map(Some)
+            }
             Err(e) if is_later(&e) => Ok(None),
             Err(e) => Err(self.lost(&e)),
         }
@@ -129,10 +160,10 @@ impl Conn {
         }
     }
 
-    pub(super) fn ready(&mut self) -> Result<Vec<u8>> {
+    pub(super) fn ready(&mut self, rails: u32) -> Result<Vec<u8>> {
         match &mut self.machine {
-            Machine::Dialer(m) => m.ready(),
-            Machine::Acceptor(m) => m.ready(),
+            Machine::Dialer(m) => m.ready(rails),
+            Machine::Acceptor(m) => m.ready(rails),
         }
     }
 

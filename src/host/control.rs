@@ -7,24 +7,25 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::conn::{Conn, Role};
+use super::conn::Conn;
 use super::error::{Error, Result};
-use super::handshake::{dial_wins, AcceptorParams, DialerParams, Step, WIRE};
+use super::handshake::{AcceptorParams, WIRE};
 use super::log;
-use super::offer::RailOffer;
 use super::peers::Peers;
-use super::shared::{attach_error, Shared};
+use super::raise::Raise;
+use super::shared::Shared;
 use super::stall::Stalls;
 use super::stats::Stats;
 use super::sys;
+use super::watch::Watch;
 use crate::engine::peer::{Link, SELF};
-use crate::nic::local::PeerMemory;
-use crate::nic::stream::Stream;
 use crate::status::Status;
 use crate::sync::Ordering;
 
 /// Most connections that have not proved themselves yet; the oldest is dropped for a newer one.
 const UNPROVEN: usize = 128;
+/// The same while rails prove themselves, in milliseconds.
+const SOON: i32 = 1;
 /// How often the thread looks around by itself while it waits for somebody.
 const TICK: Duration = Duration::from_millis(100);
 /// How long nobody is accepted after the system refused to.
@@ -33,27 +34,29 @@ const DEAF: Duration = Duration::from_secs(1);
 const REDIAL: Duration = Duration::from_millis(250);
 
 pub(super) struct Control {
-    shared: Arc<Shared>,
-    listener: TcpListener,
-    conns: Vec<Conn>,
+    pub(super) shared: Arc<Shared>,
+    listeners: Vec<TcpListener>,
+    pub(super) conns: Vec<Conn>,
     /// What `sleep` waits for; kept, so that an idle engine allocates nothing.
     files: Vec<libc::pollfd>,
     /// No connection can be accepted until then.
     deaf_until: Option<Instant>,
     stalls: Stalls,
+    watch: Watch,
     stats: Stats,
 }
 
 impl Control {
-    pub(super) fn new(shared: Arc<Shared>, listener: TcpListener) -> Control {
+    pub(super) fn new(shared: Arc<Shared>, listeners: Vec<TcpListener>) -> Control {
         let stats = Stats::new(&shared);
         Control {
             shared,
-            listener,
+            listeners,
             conns: Vec::new(),
             files: Vec::new(),
             deaf_until: None,
             stalls: Stalls::default(),
+            watch: Watch::default(),
             stats,
         }
     }
@@ -70,6 +73,7 @@ impl Control {
             self.dial_wanted();
             self.drive();
             self.bury();
+            self.watch.look(&self.shared);
             self.stalls.look(&self.shared);
             self.stats.look(&self.shared);
         }
@@ -85,7 +89,7 @@ impl Control {
         files.push(sys::interest(self.shared.events.fd(), libc::POLLIN));
         self.deaf_until = self.deaf_until.filter(|&t| t > Instant::now());
         if self.deaf_until.is_none() {
-            files.push(sys::interest(self.listener.as_raw_fd(), libc::POLLIN));
+            files.extend(self.listeners.iter().map(|l| sys::interest(l.as_raw_fd(), libc::POLLIN)));
         }
         for c in &self.conns {
             let out = if c.wants_to_write() { libc::POLLOUT } else { 0 };
@@ -97,11 +101,22 @@ impl Control {
             // A forked child keeps the socket open beyond the peer's end.
             files.extend(peers.rows.current(index).map(|p| sys::interest(p, libc::POLLIN)));
         }
+        for rail in self.shared.rails.iter().flat_map(|r| r.iter()) {
+            if !rail.device.is_dead() {
+                files.push(sys::interest(rail.device.event_fd(), libc::POLLIN));
+            }
+        }
         let waiting = peers.is_waiting() || self.deaf_until.is_some();
-        let ms = if !self.conns.is_empty() || self.stats.is_on() || waiting {
+        let rising = |c: &Conn| c.raise.as_ref().is_some_and(Raise::is_busy);
+        let ms = if self.conns.iter().any(rising) {
+            SOON
+        } else if !self.conns.is_empty() || self.stats.is_on() || waiting {
             TICK.as_millis() as i32
-        } else if self.shared.core.transfers_used() > 0 {
-            Stalls::pause(&self.shared).as_millis() as i32
+        } else if self.shared.core.transfers_used() > 0 || self.watch.is_worried() {
+            let nics = self.shared.nics() > 0;
+            let stalls = Stalls::pause(&self.shared);
+            let pause = if nics { stalls.min(Watch::pause(&self.shared)) } else { stalls };
+            pause.as_millis() as i32
         } else {
             -1
         };
@@ -114,16 +129,15 @@ impl Control {
         self.shared.core.control_bell().rise();
     }
 
-    fn limit(&self) -> Duration {
-        Duration::from_millis(u64::from(self.shared.config.connect_timeout_ms))
+    fn accept(&mut self) {
+        for at in 0..self.listeners.len() {
+            self.accept_at(at);
+        }
     }
 
-    fn accept(&mut self) {
-        if self.deaf_until.is_some() {
-            return;
-        }
-        loop {
-            let (socket, from) = match self.listener.accept() {
+    fn accept_at(&mut self, at: usize) {
+        while self.deaf_until.is_none() {
+            let (socket, from) = match self.listeners[at].accept() {
                 Ok(accepted) => accepted,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(e) => {
@@ -138,7 +152,8 @@ impl Control {
             let unproven = self.conns.iter().filter(|c| c.is_unproven()).count();
             if unproven >= UNPROVEN {
                 if let Some(oldest) = self.conns.iter().position(Conn::is_unproven) {
-                    self.conns.remove(oldest);
+                    let conn = self.conns.remove(oldest);
+                    self.dismiss(conn);
                 }
             }
             log::log(log::Level::Debug, &format!("connection from {from}"));
@@ -180,52 +195,8 @@ impl Control {
         }
     }
 
-    fn dial(&self, peers: &mut Peers, index: u32) -> Result<Conn> {
-        let generation = self.shared.core.peer_state(index).generation;
-        let limit = self.limit();
-        let offer = self.offer(index);
-        let entry = peers.entry(index);
-        entry.dialled = Some(Instant::now());
-        let Some(blob) = entry.blob.clone() else {
-            let text = format!("{} dialled us; its blob was never loaded", entry.title());
-            return Err(Error::new(Status::Unreachable, text));
-        };
-        same_place(&self.shared, &entry.title(), &blob)?;
-        entry.attempt += 1;
-        let params = DialerParams {
-            name: self.shared.core.name().to_vec(),
-            incarnation: self.shared.incarnation,
-            wanted: blob.incarnation,
-            secret: blob.secret,
-            attempt: entry.attempt,
-            nonce: sys::random()?,
-            offer: offer.encode(),
-            version: WIRE,
-        };
-        let mut last = String::from("no address in its blob");
-        for addr in &blob.addrs {
-            match sys::connect(*addr) {
-                Ok(socket) => {
-                    entry.dialling = true;
-                    let until = Instant::now() + limit;
-                    return Conn::dialled(socket, params, until, (index, generation));
-                }
-                Err(e) => last = format!("{addr}: {e}"),
-            }
-        }
-        Err(Error::new(Status::Unreachable, format!("{}: {last}", entry.title())))
-    }
-
-    fn offer(&self, row: u32) -> RailOffer {
-        RailOffer {
-            host: self.shared.host,
-            local: self.shared.share.offer(row),
-            window: self.shared.core.limits().window(),
-        }
-    }
-
     /// A dial failed: what waits for the peer ends.
-    fn give_up(&self, peers: &mut Peers, index: u32, why: Error) {
+    pub(super) fn give_up(&self, peers: &mut Peers, index: u32, why: Error) {
         log::warn(&format!("no connection: {why}"));
         peers.entry(index).dialling = false;
         if self.shared.core.peer_state(index).link != Link::Up {
@@ -236,209 +207,21 @@ impl Control {
         self.shared.changed.notify_all();
     }
 
-    /// Moves every handshake on.
-    fn drive(&mut self) {
-        let mut i = 0;
-        while i < self.conns.len() {
-            let mut conn = self.conns.swap_remove(i);
-            match self.advance(&mut conn) {
-                Ok(false) => {
-                    self.conns.push(conn);
-                    let last = self.conns.len() - 1;
-                    self.conns.swap(i, last);
-                    i += 1;
-                }
-                Ok(true) => {}
-                Err(e) => self.failed(conn, e),
-            }
-        }
-    }
-
-    /// True: the connection is done with (taken over, or given up in order).
-    fn advance(&mut self, conn: &mut Conn) -> Result<bool> {
-        if Instant::now() >= conn.until {
-            let ms = self.shared.config.connect_timeout_ms;
-            let text = format!("no answer within {ms} ms (connect_timeout_ms)");
-            return Err(Error::new(Status::Unreachable, text));
-        }
-        if let (Role::Dialer, Some((index, _))) = (conn.role(), conn.peer) {
-            if !self.shared.peers().entry(index).dialling {
-                return Ok(true);
-            }
-        }
-        conn.flush()?;
-        while let Some(step) = conn.next_step()? {
-            match step {
-                Step::More => {}
-                Step::Send(bytes) => conn.queue(&bytes),
-                Step::Decide { name, incarnation, offer, .. } => {
-                    self.decide(conn, &name, incarnation, &offer)?;
-                }
-                Step::Proven { offer } => {
-                    sys::allow_copies();
-                    self.prove(conn, RailOffer::decode(&offer)?)?;
-                }
-                Step::Done { leftover } => return self.finish(conn, &leftover).map(|()| true),
-            }
-            conn.flush()?;
-        }
-        Ok(false)
-    }
-
-    /// Somebody who holds our blob wants in: which peer is it, and may it?
-    fn decide(&self, conn: &mut Conn, name: &[u8], who: [u8; 16], offer: &[u8]) -> Result<()> {
-        let shared = &self.shared;
-        let offer = RailOffer::decode(offer)?;
-        let mut peers = shared.peers();
-        let index = peers.find_or_add(&shared.core, &shared.share, name, who)?;
-        let entry = peers.entry(index);
-        if entry.dialling && dial_wins(&shared.incarnation, &who) {
-            return Err(Error::new(Status::Busy, "both sides dial, and this side's dial stays"));
-        }
-        let title = entry.title();
-        if entry.socket.as_ref().is_some_and(|s| !is_closed(s.as_raw_fd())) {
-            // A dial that crossed ours. Had the peer given the connection up, its end would have
-            // come before this dial.
-            return Err(Error::new(Status::Busy, "connected already, by the other side's dial"));
-        }
-        entry.parked = None;
-        // If both dial, theirs stays: ours is dropped at its next step.
-        entry.dialling = false;
-        entry.wanted = false;
-        if shared.core.peer_state(index).link == Link::Up {
-            let why = Error::new(Status::Disconnected, format!("{title} connected anew"));
-            peers.close(&shared.core, index, &why);
-        }
-        let s = shared.core.peer_state(index);
-        if s.link == Link::Dead {
-            let down = crate::engine::peer::PeerState { link: Link::Down, ..s };
-            shared.core.set_peer(index, down);
-        }
-        conn.peer = Some((index, s.generation));
-        drop(peers);
-        sys::allow_copies();
-        let bytes = conn.accept(&self.offer(index).encode())?;
-        conn.queue(&bytes);
-        conn.flush()?;
-        self.prove(conn, offer)
-    }
-
-    /// The other side proved the secret: this side proves the rail, by a read through the driver,
-    /// and says so. From then on the other side may count in its row.
-    fn prove(&self, conn: &mut Conn, offer: RailOffer) -> Result<()> {
-        conn.offer = Some(offer);
-        // Opened before the proof: the number is the peer's then, and was since it was offered.
-        let process = sys::pidfd(offer.local.pid).ok();
-        conn.memory = Some(PeerMemory::attach(&offer.local).map_err(attach_error)?);
-        let mut peers = self.shared.peers();
-        let known = |&(i, g): &(u32, u32)| self.shared.core.peer_state(i).generation == g;
-        let Some((index, _)) = conn.peer.filter(known) else {
-            return Err(Error::new(Status::Stale, "the peer was removed meanwhile"));
-        };
-        let title = peers.entry(index).title();
-        peers.rows.give(index, offer.local.pid, process, title);
-        drop(peers);
-        let ready = conn.ready()?;
-        conn.queue(&ready);
-        Ok(())
-    }
-
-    /// Both sides are ready: the rails and the message stream belong to the engine now.
-    fn finish(&self, conn: &mut Conn, early: &[u8]) -> Result<()> {
-        let shared = &self.shared;
-        let (Some((index, generation)), Some(offer)) = (conn.peer, conn.offer) else {
-            return Err(Error::new(Status::Internal, "a handshake ended without an offer"));
-        };
-        let mut peers = shared.peers();
-        if shared.core.peer_state(index).generation != generation {
-            return Err(Error::new(Status::Stale, "the peer was removed meanwhile"));
-        }
-        if shared.core.peer_state(index).link == Link::Up {
-            return Err(Error::new(Status::Busy, "the peer is connected already"));
-        }
-        // What may fail comes first: the connection still owns all, and is closed on an error.
-        let dup = |e| Error::new(Status::Os, format!("dup: {e}"));
-        let socket = conn.socket.try_clone().map_err(dup)?;
-        let stream = Stream::new(socket.as_raw_fd());
-        if !shared.core.with_net(|net| net.watch(&stream, Some(index))) {
-            return Err(sys::os_error("epoll_ctl"));
-        }
-        let Some(memory) = conn.memory.take() else {
-            shared.core.with_net(|net| net.watch(&stream, None));
-            return Err(Error::new(Status::Internal, "a handshake ended without memory"));
-        };
-        let entry = peers.entry(index);
-        entry.memory = Some(memory);
-        entry.socket = Some(socket);
-        entry.dialling = false;
-        entry.wanted = false;
-        entry.error = None;
-        let (name, title) = (entry.name.clone(), entry.title());
-        for lane in 0..shared.core.limits().lanes {
-            shared.core.with_port(lane, |port, rails| {
-                port.connect(index, memory);
-                rails[index as usize].generation = generation;
-            });
-        }
-        let fine = shared.core.attach(index, stream, &name, offer.window, early);
-        log::info(&format!(
-            "connected to {title}: transport local (process {}), {} rails",
-            offer.local.pid,
-            shared.core.limits().lanes
-        ));
-        if !fine {
-            let why = Error::new(Status::Disconnected, "it does not speak the message protocol");
-            peers.close(&shared.core, index, &why);
-        }
-        shared.changed.notify_all();
-        Ok(())
-    }
-
-    fn failed(&self, mut conn: Conn, why: Error) {
-        conn.refuse(&why);
-        let mut peers = self.shared.peers();
-        let current = conn.peer.filter(|(i, g)| self.shared.core.peer_state(*i).generation == *g);
-        let Some((index, _)) = current else {
-            log::log(log::Level::Debug, &format!("a connection was refused: {why}"));
-            return;
-        };
-        if conn.role() == Role::Acceptor && self.shared.core.peer_state(index).link == Link::Up {
-            return;
-        }
-        if conn.role() == Role::Acceptor {
-            log::warn(&format!("{} could not connect: {why}", peers.entry(index).title()));
-            let entry = peers.entry(index);
-            if entry.blob.is_none() && entry.socket.is_none() {
-                peers.remove(&self.shared.core, index, &why);
-            } else if !entry.dialling {
-                // What waits for this peer must end: our own dial decides.
-                entry.wanted = true;
-            }
-            return;
-        }
-        if why.status == Status::Busy {
-            // The other side's dial stays; it is on its way, or here already.
-            let entry = peers.entry(index);
-            entry.dialling = false;
-            if self.shared.core.peer_state(index).link != Link::Up {
-                entry.parked = Some(Instant::now() + self.limit());
-            }
-            return;
-        }
-        let title = peers.entry(index).title();
-        self.give_up(
-            &mut peers,
-            index,
-            Error::new(why.status, format!("{title}: {}", why.message)),
-        );
-    }
-
     /// Peers whose stream was closed or broke: what they sent before is read, then they are dead.
     fn bury(&self) {
         let shared = &self.shared;
         // Under the lock, so that no mark is of a connection before the one that is here now.
         let mut peers = shared.peers();
         let mut gone: Vec<u32> = core::iter::from_fn(|| shared.core.next_broken()).collect();
+        for index in core::iter::from_fn(|| shared.core.next_limping()) {
+            let left = shared.core.rails(index).count_ones();
+            if left == 0 || peers.entry(index).mails.is_empty() {
+                gone.push(index);
+            } else {
+                let title = peers.entry(index).title();
+                log::warn(&format!("{title}: a rail broke, {left} are left"));
+            }
+        }
         for (index, fd) in peers.sockets() {
             if is_closed(fd) || peers.rows.current(index).is_some_and(sys::is_ready) {
                 gone.push(index);
@@ -469,6 +252,9 @@ impl Control {
         let shared = self.shared.clone();
         for mut conn in self.conns.drain(..) {
             conn.refuse(&Error::new(Status::Disconnected, "the engine is being destroyed"));
+            if let Some(mut raise) = conn.raise.take() {
+                shared.core.with_net(|net| raise.close(net));
+            }
         }
         let mut peers = shared.peers();
         let why = Error::new(Status::Disconnected, "the engine is being destroyed");
@@ -485,42 +271,25 @@ impl Control {
 }
 
 /// True when the other side has closed a connection.
-fn is_closed(fd: i32) -> bool {
+pub(super) fn is_closed(fd: i32) -> bool {
     let mut file = [sys::interest(fd, libc::POLLRDHUP)];
     sys::wait(&mut file, 0);
     file[0].revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
-/// The `local` driver needs both processes on one host, in one pid namespace, of one user.
-pub(super) fn same_place(shared: &Shared, title: &str, blob: &super::blob::ConnBlob) -> Result<()> {
-    let (ours, theirs) = (&shared.host, &blob.offer);
-    let what = if ours.boot_id != theirs.boot_id {
-        "is on another host".to_owned()
-    } else if ours.pid_ns != theirs.pid_ns {
-        "is in another pid namespace (another container)".to_owned()
-    } else if ours.uid != theirs.uid {
-        format!("belongs to user {}, this process to user {}", theirs.uid, ours.uid)
-    } else {
-        return Ok(());
-    };
-    let text = format!(
-        "{title} {what}. Transport local copies between processes of one user on one host; peers \
-         elsewhere need RDMA rails, which this build does not have yet"
-    );
-    Err(Error::new(Status::NoRail, text))
-}
-
-/// A listener on the configured address and the first free port of the configured range.
-pub(super) fn listen(ip: core::net::Ipv4Addr, ports: (u16, u16)) -> Result<TcpListener> {
+/// A listener on an address and the first free port of a range.
+pub(super) fn listen(ip: core::net::Ipv4Addr, ports: (u16, u16)) -> Result<(TcpListener, u16)> {
     let (low, high) = ports;
+    let open = |port| {
+        let listener = TcpListener::bind((ip, port))?;
+        listener.set_nonblocking(true)?;
+        let port = listener.local_addr()?.port();
+        Ok::<_, std::io::Error>((listener, port))
+    };
     let mut last = None;
     for port in low..=high {
-        match TcpListener::bind((ip, port)) {
-            Ok(l) => {
-                l.set_nonblocking(true)
-                    .map_err(|e| Error::new(Status::Os, format!("listener: {e}")))?;
-                return Ok(l);
-            }
+        match open(port) {
+            Ok(found) => return Ok(found),
             Err(e) => last = Some(e),
         }
     }

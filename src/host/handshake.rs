@@ -6,7 +6,7 @@
 //!       <-  greeting CHALLENGE{incarnation, attempt, nonce, proof}
 //! PROOF{offer, proof}  ->                the caller decides: accept or refuse
 //!       <-  WELCOME{offer, proof}
-//! READY{proof}  <->  READY{proof}        each side once a read through the driver worked
+//! READY{rails, proof}  <->  READY{rails, proof}    each side once its rails proved themselves
 //! ```
 //!
 //! A proof is an HMAC under the acceptor's secret (which the dialler has from the blob, and which
@@ -94,6 +94,9 @@ pub enum Step {
     },
     /// Both sides are ready.
     Done {
+        /// Rails that proved themselves on the other side, one bit each, by their place in the
+        /// dialler's offer.
+        rails: u32,
         /// Bytes that already belong to the message stream.
         leftover: Vec<u8>,
     },

@@ -3,6 +3,7 @@
 
 use super::blob::HostOffer;
 use super::error::{Error, Result};
+use super::rail::{RailPart, MAX_RAILS};
 use super::wire::{Reader, Short, Writer};
 use crate::nic::local::Offer;
 use crate::status::Status;
@@ -10,9 +11,10 @@ use crate::status::Status;
 const HOST: u16 = 1;
 const LOCAL: u16 = 2;
 const WINDOW: u16 = 3;
+const RAILS: u16 = 4;
 
 /// One side's offer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct RailOffer {
     /// Where it runs.
     pub(super) host: HostOffer,
@@ -20,6 +22,8 @@ pub(super) struct RailOffer {
     pub(super) local: Offer,
     /// Message costs that it may be sent before its application takes any.
     pub(super) window: u64,
+    /// Its rails; none: it has transport `local` only.
+    pub(super) rails: Vec<RailPart>,
 }
 
 impl RailOffer {
@@ -36,6 +40,12 @@ impl RailOffer {
         w.tlv(WINDOW, |w| {
             w.u64(self.window);
         });
+        w.tlv(RAILS, |w| {
+            w.u8(self.rails.len().min(MAX_RAILS) as u8);
+            for rail in self.rails.iter().take(MAX_RAILS) {
+                w.counted(|w| rail.put(w));
+            }
+        });
         w.finish()
     }
 
@@ -51,6 +61,10 @@ impl RailOffer {
                 HOST => offer.host = HostOffer::decode(record.body)?,
                 LOCAL => offer.local = local(&mut body).map_err(short)?,
                 WINDOW => offer.window = body.u64().map_err(short)?,
+                RAILS => {
+                    offer.rails = rails(&mut body).map_err(short)?;
+                    continue;
+                }
                 _ => continue,
             }
             have[usize::from(record.kind) - 1] = true;
@@ -61,6 +75,15 @@ impl RailOffer {
         }
         Ok(offer)
     }
+}
+
+fn rails(r: &mut Reader<'_>) -> core::result::Result<Vec<RailPart>, Short> {
+    let mut rails = Vec::new();
+    for _ in 0..usize::from(r.u8()?).min(MAX_RAILS) {
+        let len = r.u32()? as usize;
+        rails.push(RailPart::get(&mut Reader::new(r.bytes(len)?))?);
+    }
+    Ok(rails)
 }
 
 fn local(r: &mut Reader<'_>) -> core::result::Result<Offer, Short> {
@@ -93,11 +116,14 @@ mod tests {
                 row: 3,
             },
             window: 1 << 20,
+            rails: Vec::new(),
         };
         let bytes = offer.encode();
         assert_eq!(RailOffer::decode(&bytes).unwrap(), offer);
         for n in 0..bytes.len() {
-            assert!(RailOffer::decode(&bytes[..n]).is_err(), "cut at {n}");
+            // The rails come last and may be missing: an older build has none.
+            let without = n == bytes.len() - 7;
+            assert_eq!(RailOffer::decode(&bytes[..n]).is_ok(), without, "cut at {n}");
         }
     }
 }

@@ -5,14 +5,20 @@
 use std::collections::HashMap;
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::blob::ConnBlob;
 use super::error::{hex, shown, Error};
+use super::keylist;
+use super::pool::Pool;
+use super::raise::Mail;
 use super::rows::Rows;
 use super::shared::Core;
 use crate::engine::peer::{Link, PeerState, SELF};
+use crate::nic::any::AnyLink;
 use crate::nic::local::{PeerMemory, Share};
+use crate::nic::verbs::mail::MailLink;
 use crate::status::Status;
 
 /// A peer's slot as the host knows it.
@@ -24,6 +30,10 @@ pub(super) struct Entry {
     pub(super) blob: Option<ConnBlob>,
     pub(super) memory: Option<PeerMemory>,
     pub(super) socket: Option<TcpStream>,
+    /// Message queue pairs of its RDMA rails, with their streams.
+    pub(super) mails: Vec<(MailLink<'static>, Mail)>,
+    /// Which of its addresses the next dial tries.
+    pub(super) address: usize,
     /// Our dials so far.
     pub(super) attempt: u64,
     /// A dial of ours is under way.
@@ -50,16 +60,17 @@ pub(super) struct Peers {
     pub(super) entries: Vec<Entry>,
     pub(super) by_name: HashMap<Vec<u8>, u32>,
     pub(super) rows: Rows,
+    pool: Arc<Pool>,
 }
 
 impl Peers {
-    pub(super) fn new(count: u32, name: &[u8], incarnation: [u8; 16]) -> Peers {
+    pub(super) fn new(count: u32, name: &[u8], incarnation: [u8; 16], pool: Arc<Pool>) -> Peers {
         let mut entries: Vec<Entry> = (0..count).map(|_| Entry::default()).collect();
         let own = &mut entries[SELF as usize];
         own.name = name.to_vec();
         own.incarnation = incarnation;
         let by_name = HashMap::from([(name.to_vec(), SELF)]);
-        Peers { entries, by_name, rows: Rows::new(count) }
+        Peers { entries, by_name, rows: Rows::new(count), pool }
     }
 
     pub(super) fn entry(&mut self, index: u32) -> &mut Entry {
@@ -113,10 +124,17 @@ impl Peers {
     /// more. The peer stays known. Bounded by one batch of each lane.
     pub(super) fn close(&mut self, core: &Core, index: u32, why: &Error) {
         let link = core.close_peer(index, why.status);
-        if let Some(stream) = link {
+        if let Some(AnyLink::Stream(stream)) = link {
             core.with_net(|net| net.watch(&stream, None));
         }
         let entry = self.entry(index);
+        let mails = core::mem::take(&mut entry.mails);
+        core.with_net(|net| {
+            for (link, mail) in &mails {
+                net.close_mail(index, mail.lane, link);
+            }
+        });
+        drop(mails);
         entry.error = Some(why.clone());
         entry.parked = None;
         if let Some(memory) = entry.memory.take() {
@@ -141,6 +159,8 @@ impl Peers {
         for handle in regions {
             if let Ok(view) = core.remote.close(handle) {
                 core.remote.free(view);
+                // SAFETY: I3: freed just now; the peer's transfers have ended.
+                unsafe { keylist::free(&self.pool, &view) };
             }
         }
         let entry = core::mem::take(self.entry(index));

@@ -191,6 +191,7 @@ fn seen(view: View) -> RegionView {
         base: view.base,
         len: view.len,
         peer: view.peer,
+        shift: view.keys.shift,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use core::num::NonZeroU32;
 use core::ptr::NonNull;
+use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -11,18 +12,28 @@ use super::error::{Error, Result};
 use super::peers::Peers;
 use super::pool::Pool;
 use super::prepare::{Preparer, Tables};
+use super::rails::{self, Choice, Rails, Registered};
 use super::sys::{self, Event};
 use crate::engine::arena::{Arena, BLOCK_ALIGN};
 use crate::engine::bell::Bell;
 use crate::engine::core::{Parts, Tuning};
 use crate::engine::peer::SELF;
-use crate::nic::local::{AttachError, LocalPort, Share};
+use crate::nic::any::{AnyNet, AnyPort};
+use crate::nic::local::{AttachError, LocalPort, PeerMemory, Share};
 use crate::nic::stream::Streams;
+use crate::nic::verbs::{Shape, VerbsPort};
 use crate::status::Status;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
-/// The engine as the host makes it: local lanes, TCP message streams.
-pub(super) type Core = crate::engine::core::Core<'static, LocalPort<'static>, Streams>;
+/// The engine as the host makes it.
+pub(super) type Core = crate::engine::core::Core<'static, AnyPort<'static>, AnyNet<'static>>;
+
+/// Bytes of a claim on an RDMA rail.
+const CLAIM_BYTES: u64 = 1 << 20;
+/// Ops of a claim on an RDMA rail.
+const CLAIM_OPS: u32 = 64;
+/// Every so many work requests of an RDMA rail one is signalled, beside the last of each claim.
+const SIGNAL_EVERY: u32 = 32;
 
 /// Pool bytes that a caller's block has room for at least.
 const BLOCK_POOL: usize = 1 << 20;
@@ -66,6 +77,12 @@ pub(super) struct Shared {
     pub(super) tables: Tables,
     pub(super) pool: Arc<Pool>,
     pub(super) share: Share,
+    /// What is registered with the NICs, by raw region handle.
+    pub(super) registered: Mutex<HashMap<u64, Registered>>,
+    /// The NICs; none: transport `local`.
+    pub(super) rails: Option<Arc<Rails>>,
+    /// Why there are no NICs, if they were hoped for.
+    pub(super) why_local: Option<String>,
     pub(super) epoll: OwnedFd,
     pub(super) work: Event,
     pub(super) events: Event,
@@ -83,14 +100,28 @@ pub(super) struct Shared {
     _block: Block,
 }
 
+/// Carves the core: `nics` lanes over `rails` (fewer while measuring), and one for the engine
+/// itself; or local lanes only.
 fn carve<'m>(
     arena: &mut Arena<'m>,
     c: &Config,
     name: &[u8],
-    net: Streams,
-    (worker, host): (i32, i32),
-) -> Option<crate::engine::core::Core<'m, LocalPort<'m>, Streams>> {
-    let limits = c.limits();
+    (nics, rails): (u32, Option<&Rails>),
+    [epoll, worker, host]: [i32; 3],
+) -> Option<crate::engine::core::Core<'m, AnyPort<'m>, AnyNet<'m>>> {
+    let limits = c.limits(nics);
+    let shape = Shape {
+        depth: c.sq_depth,
+        sges: c.sges,
+        signal_every: SIGNAL_EVERY,
+        batch_bytes: CLAIM_BYTES,
+        batch_ops: CLAIM_OPS.min(c.sq_depth),
+    };
+    let mut net = AnyNet::new(arena, Streams::new(epoll), limits.peers, nics)?;
+    for (lane, rail) in rails.into_iter().flat_map(Rails::iter).enumerate() {
+        // SAFETY: M2: the NICs outlive the core (field order of `Shared`), which alone polls this.
+        unsafe { net.open_lane(lane as u32, rail.device.mail_cq()) };
+    }
     let parts = Parts {
         limits,
         tuning: Tuning {
@@ -103,21 +134,41 @@ fn carve<'m>(
         host: Bell::new(sys::ring, host),
         name,
     };
-    crate::engine::core::Core::new(arena, parts, |arena, _| LocalPort::new(arena, limits.peers))
+    crate::engine::core::Core::new(arena, parts, |arena, lane| {
+        if lane >= nics {
+            return LocalPort::new(arena, limits.peers).map(AnyPort::Local);
+        }
+        let device = rails.and_then(|r| r.get(lane as usize)).map(|r| r.device.handle());
+        VerbsPort::new(arena, lane, limits.peers, shape, device).map(AnyPort::Verbs)
+    })
 }
 
-/// Bytes of the fixed part.
-fn fixed_bytes(c: &Config) -> Result<usize> {
-    c.check()?;
+/// Bytes of the fixed part with so many NICs.
+fn fixed_bytes(c: &Config, nics: u32) -> usize {
     let mut arena = Arena::measure();
-    carve(&mut arena, c, b"", Streams::new(-1), (-1, -1));
-    Ok(arena.used())
+    carve(&mut arena, c, b"", (nics, None), [-1; 3]);
+    arena.used()
 }
 
 /// Bytes of a caller's block: the fixed part, room to align it, and a small pool. What is more goes
 /// to the pool.
 pub(super) fn block_bytes(c: &Config) -> Result<usize> {
-    Ok(fixed_bytes(c)? + BLOCK_ALIGN + BLOCK_POOL)
+    c.check()?;
+    let nics = rails::count(&rails::choose(c)?);
+    Ok(fixed_bytes(c, nics) + BLOCK_ALIGN + BLOCK_POOL)
+}
+
+/// The NICs that a configuration asks for, opened; or why there are none.
+fn open_rails(c: &Config) -> Result<(Option<Arc<Rails>>, Option<String>)> {
+    let selection = match rails::choose(c)? {
+        Choice::Local(why) => return Ok((None, why)),
+        Choice::Nics(selection) => selection,
+    };
+    match Rails::open(&selection, c) {
+        Ok(rails) => Ok((Some(Arc::new(rails)), None)),
+        Err(e) if c.transport == "auto" => Ok((None, Some(e.message))),
+        Err(e) => Err(e),
+    }
 }
 
 pub(super) fn attach_error(e: AttachError) -> Error {
@@ -169,7 +220,10 @@ impl Shared {
         config: Config,
         block: Option<(NonNull<u8>, usize)>,
     ) -> Result<Shared> {
-        let fixed = fixed_bytes(&config)?;
+        config.check()?;
+        let (rails, why_local) = open_rails(&config)?;
+        let nics = rails.as_ref().map_or(0, |r| r.len()) as u32;
+        let fixed = fixed_bytes(&config, nics);
         let (incarnation, secret, cookie) = (sys::random()?, sys::random()?, sys::random()?);
         let name = match config.name.as_bytes() {
             [] => format!("kvrail-{}", &super::error::hex(&incarnation)[..16]).into_bytes(),
@@ -183,25 +237,27 @@ impl Shared {
         let (epoll, work, events) = (sys::epoll()?, Event::new()?, Event::new()?);
         // SAFETY: I1: the block outlives the core (field order of `Shared`), and is ours alone.
         let mut arena = unsafe { Arena::over(memory.at, fixed) };
-        let net = Streams::new(epoll.as_raw_fd());
-        let core = carve(&mut arena, &config, &name, net, (work.fd(), events.fd()))
+        let files = [epoll.as_raw_fd(), work.fd(), events.fd()];
+        let core = carve(&mut arena, &config, &name, (nics, rails.as_deref()), files)
             .ok_or_else(|| Error::new(Status::Internal, "the block is smaller than measured"))?;
         let peers = core.limits().peers;
         let random = || u64::from_le_bytes(sys::random().unwrap_or_default());
         let share = Share::new(peers, config.max_regions, cookie, random).map_err(attach_error)?;
-        for lane in 0..core.limits().lanes {
-            core.with_port(lane, |port, rails| {
-                port.connect(SELF, share.own_memory(SELF));
-                rails[SELF as usize].generation = 1;
+        for lane in nics..core.limits().lanes {
+            core.connect_rail(lane, SELF, 1, |port| {
+                connect_local(port, SELF, share.own_memory(SELF))
             });
         }
         let pool = Arc::new(pool);
         Ok(Shared {
-            peers: Mutex::new(Peers::new(peers, &name, incarnation)),
+            peers: Mutex::new(Peers::new(peers, &name, incarnation, pool.clone())),
             tables: Tables::new(pool.clone(), config.max_tables),
             core,
             pool,
             share,
+            registered: Mutex::default(),
+            rails,
+            why_local,
             epoll,
             work,
             events,
@@ -238,20 +294,49 @@ impl Shared {
             tables: &self.tables,
             local: &self.core.local,
             remote: &self.core.remote,
-            slice_bytes: NonZeroU32::new(self.config.slice_bytes).unwrap_or(NonZeroU32::MIN),
+            slice_bytes: self.slice_bytes(),
         }
     }
 
-    /// What peers need to reach this engine, which listens at `ip` and `port`.
-    pub(super) fn blob(&self, port: u16, ip: core::net::Ipv4Addr) -> ConnBlob {
+    /// Longest work request: what is configured, and what every NIC here takes.
+    fn slice_bytes(&self) -> NonZeroU32 {
+        let asked = NonZeroU32::new(self.config.slice_bytes).unwrap_or(NonZeroU32::MIN);
+        self.rails.as_ref().map_or(asked, |r| asked.min(r.max_msg()))
+    }
+
+    /// RDMA rails; the lanes from here on are local.
+    pub(super) fn nics(&self) -> u32 {
+        self.rails.as_ref().map_or(0, |r| r.len()) as u32
+    }
+
+    /// The driver in use.
+    pub(super) fn transport(&self) -> &'static str {
+        if self.rails.is_some() {
+            "verbs"
+        } else {
+            "local"
+        }
+    }
+
+    /// What peers need to reach this engine, which listens at `addrs`.
+    pub(super) fn blob(&self, addrs: Vec<core::net::SocketAddrV4>) -> ConnBlob {
+        let rails = self.rails.iter().flat_map(|r| r.iter());
         ConnBlob {
             name: self.core.name().to_vec(),
             incarnation: self.incarnation,
             secret: self.secret,
-            addrs: vec![core::net::SocketAddrV4::new(ip, port)],
+            addrs,
             offer: self.host,
             max_message: crate::engine::message::MAX_MESSAGE as u32,
+            rails: rails.map(|r| r.end(r.nic.gid)).collect(),
         }
+    }
+}
+
+/// Connects a lane of the `local` driver.
+pub(super) fn connect_local(port: &mut AnyPort<'_>, peer: u32, memory: PeerMemory) {
+    if let AnyPort::Local(port) = port {
+        port.connect(peer, memory);
     }
 }
 

@@ -1,7 +1,8 @@
 //! The little that the host side asks of the operating system: identity, randomness, events, forks.
 
+use core::ptr::NonNull;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 use super::blob::HostOffer;
 use super::error::{Error, Result};
@@ -61,15 +62,15 @@ pub(super) fn allow_copies() {
 }
 
 /// An eventfd.
-#[derive(Debug)]
-pub(super) struct Event(OwnedFd);
+#[derive(Clone, Debug)]
+pub(super) struct Event(Arc<OwnedFd>);
 
 impl Event {
     pub(super) fn new() -> Result<Event> {
         let flags = libc::EFD_NONBLOCK | libc::EFD_CLOEXEC;
         // SAFETY: I8: plain numbers.
         let fd = unsafe { libc::eventfd(0, flags) };
-        owned(fd, "eventfd").map(Event)
+        owned(fd, "eventfd").map(|fd| Event(Arc::new(fd)))
     }
 
     pub(super) fn fd(&self) -> RawFd {
@@ -82,6 +83,33 @@ impl Event {
         // SAFETY: I8: reads 8 bytes into a local.
         unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) };
     }
+}
+
+/// The most memory that this process may pin, in bytes; `None`: as much as it likes.
+pub(super) fn memlock_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: I8: a local structure.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0;
+    (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Zeroed pages of our own, which children do not inherit: they are registered with NICs.
+pub(super) fn map(bytes: usize) -> Result<NonNull<u8>> {
+    let (rw, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: I8: a fresh mapping at an address that the kernel chooses.
+    let at = unsafe { libc::mmap(core::ptr::null_mut(), bytes, rw, kind, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(os_error("mmap"));
+    }
+    // SAFETY: I8: the mapping made above. Failure means that a forked child copies it.
+    unsafe { libc::madvise(at, bytes, libc::MADV_DONTFORK) };
+    NonNull::new(at.cast()).ok_or_else(|| os_error("mmap"))
+}
+
+/// Gives back what [`map`] gave, with the same size.
+pub(super) fn unmap(at: NonNull<u8>, bytes: usize) {
+    // SAFETY: I8: mapped by `map`, and its owner is being dropped.
+    unsafe { libc::munmap(at.as_ptr().cast(), bytes) };
 }
 
 /// Rings an eventfd: the `ring` of a [`crate::engine::bell::Bell`].

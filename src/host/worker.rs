@@ -18,6 +18,7 @@ pub(super) fn run(shared: &Arc<Shared>) {
     let spin = Duration::from_micros(u64::from(shared.config.spin_us));
     let core = &shared.core;
     let mut last = Instant::now();
+    let mut files = Vec::new();
     while !shared.stopping() {
         if core.poll() {
             last = Instant::now();
@@ -28,18 +29,33 @@ pub(super) fn run(shared: &Arc<Shared>) {
             continue;
         }
         core.worker().doze();
+        // Whatever completes from here on rings; what completed before is looked for once more.
+        let mut soon = false;
+        if shared.rails.is_some() {
+            soon = core.arm();
+            if core.poll() {
+                core.worker().rise();
+                last = Instant::now();
+                continue;
+            }
+        }
         if core.has_work() || shared.stopping() {
             core.worker().rise();
             std::thread::yield_now();
             continue;
         }
-        let mut files = [
-            sys::interest(shared.work.fd(), libc::POLLIN),
-            sys::interest(shared.epoll.as_raw_fd(), libc::POLLIN),
-        ];
-        sys::wait(&mut files, if core.is_stuck() { SOON_MS } else { -1 });
+        files.clear();
+        files.push(sys::interest(shared.work.fd(), libc::POLLIN));
+        files.push(sys::interest(shared.epoll.as_raw_fd(), libc::POLLIN));
+        for rail in shared.rails.iter().flat_map(|r| r.iter()) {
+            files.push(sys::interest(rail.device.channel_fd(), libc::POLLIN));
+        }
+        sys::wait(&mut files, if soon || core.is_stuck() { SOON_MS } else { -1 });
         core.worker().rise();
         shared.work.clear();
+        for rail in shared.rails.iter().flat_map(|r| r.iter()) {
+            rail.device.clear_channel();
+        }
         if files[0].revents == 0 && files[1].revents != 0 && !core.poll() {
             // Readable, but nothing could be taken: the application leaves its messages lying, or a
             // stream is closed and its peer about to be buried.

@@ -9,10 +9,12 @@
 
 use crate::table::{Direction, Op};
 
+pub mod any;
 pub mod local;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod stream;
+pub mod verbs;
 
 /// The key of a remote region, as the initiator holds it. Plain data that a port reads at post.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -31,18 +33,26 @@ pub struct RemoteKey {
 pub trait Keys {
     /// The key of the remote region in slot `index` of the initiator's own table.
     fn remote(&self, index: u32) -> RemoteKey;
+
+    /// The lkey of the byte at `addr` of the local region in slot `index`, on local lane `lane`.
+    /// `None`: it is not registered there.
+    fn lkey(&self, index: u32, lane: u32, addr: u64) -> Option<u32>;
+
+    /// The rkey of the byte at `addr` of the remote region in slot `index`, on rail `rail` of its
+    /// owner. `None`: the owner gave none.
+    fn rkey(&self, index: u32, rail: u32, addr: u64) -> Option<u32>;
 }
 
-/// A run of ops for one rail: each becomes one work request, in order.
+/// A run of ops for one rail, in order. A port may carry several in one work request.
 #[derive(Debug)]
 pub struct Batch<'a, K: Keys> {
     /// Peer slot: names the rail on this port.
     pub peer: u32,
     /// READ or WRITE.
     pub direction: Direction,
-    /// One op a work request.
+    /// The ops.
     pub ops: &'a [Op],
-    /// Number of the first work request on this rail; the i-th op has `first_wr + i` (wrapping).
+    /// Number of the first op on this rail; the i-th has `first_wr + i` (wrapping).
     pub first_wr: u32,
     /// Key lookup.
     pub keys: &'a K,
@@ -69,7 +79,8 @@ pub enum WrStatus {
 pub struct Completion {
     /// Peer slot of the rail.
     pub peer: u32,
-    /// Work request number on that rail.
+    /// Number on that rail, of the last op that the work request carried; of the first one if it
+    /// failed.
     pub wr: u32,
     /// What happened to it.
     pub status: WrStatus,
@@ -90,15 +101,32 @@ pub enum PostError {
 pub trait Port {
     /// True when an access error breaks the rail, as on RC queue pairs: what else was in flight is
     /// flushed and the rail must be connected again. False: only the batch of the culprit ends.
-    const ACCESS_ERROR_BREAKS_RAIL: bool;
+    fn access_error_breaks_rail(&self) -> bool;
 
-    /// Most work requests in flight on one rail.
+    /// True when a WRITE of a rail that broke may still land after [`Port::close`], because packets
+    /// are on their way: until the peer has fenced the rail, nobody may write the same place anew.
+    fn may_land_late(&self) -> bool {
+        false
+    }
+
+    /// Most ops in flight on one rail.
     fn depth(&self) -> u32;
+
+    /// Ops that the lane takes now, over all its rails: what its completion queue has room for.
+    fn room(&self) -> u32 {
+        u32::MAX
+    }
 
     /// Most bytes that one batch should carry, so that a cancel waits for one batch only.
     fn batch_bytes(&self) -> u64;
 
-    /// Most work requests in one batch.
+    /// Bytes in flight on the lane beyond which it takes no more: enough to keep the wire busy. More
+    /// would only lie in its queue, where no faster rail can take it.
+    fn window_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// Most ops in one batch.
     fn batch_ops(&self) -> u32;
 
     /// Posts a batch. `Ok` took all of it; `Err((n, why))` took the first `n`. Those taken will be
@@ -107,6 +135,10 @@ pub trait Port {
 
     /// Takes one completion, if there is one.
     fn poll(&mut self) -> Option<Completion>;
+
+    /// Asks for an event at the next completion, for whoever is about to sleep; poll once more
+    /// after it.
+    fn arm(&mut self) {}
 
     /// Closes the rail to `peer`: nothing it carried touches memory after this returns. Work
     /// requests that were in flight are not reported any more; the engine retires them itself.
@@ -137,4 +169,10 @@ pub trait Net {
     /// Peers whose stream has something to receive (or was closed), at most `into.len()`. Never
     /// waits.
     fn ready(&mut self, into: &mut [u32]) -> usize;
+
+    /// Asks for an event at the next arrival, for whoever is about to sleep. True: there is more to
+    /// do that no event will tell, so look again soon.
+    fn arm(&mut self) -> bool {
+        false
+    }
 }

@@ -12,7 +12,7 @@ use super::Op;
 use crate::status::Status;
 
 /// What prepare needs of a region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionView {
     /// Its slot; goes into the op.
     pub slot: u32,
@@ -24,7 +24,19 @@ pub struct RegionView {
     pub len: u64,
     /// Slot of the peer that owns it. Not read for a local region.
     pub peer: u32,
+    /// Base-2 logarithm of the bytes from one seam to the next, counted from `base`; 63: no seams.
+    /// A seam is where one memory region of the NICs ends and the next begins.
+    pub shift: u8,
 }
+
+impl Default for RegionView {
+    fn default() -> RegionView {
+        RegionView { slot: 0, generation: 0, base: 0, len: 0, peer: 0, shift: NO_SEAMS }
+    }
+}
+
+/// The [`RegionView::shift`] of a region without seams.
+pub const NO_SEAMS: u8 = 63;
 
 /// Where prepare looks up regions. Asked once per change of region, not once per pair.
 pub trait Regions {
@@ -214,6 +226,13 @@ impl Known {
         Known { raw, view }
     }
 
+    /// Bytes from `addr`, which is inside, to the next seam.
+    #[inline]
+    fn to_seam(&self, addr: u64) -> u64 {
+        let piece = 1u64 << self.view.shift;
+        piece - (addr.wrapping_sub(self.view.base) & (piece - 1))
+    }
+
     #[inline]
     fn holds(&self, p: &Piece) -> bool {
         let offset = p.addr.wrapping_sub(self.view.base);
@@ -332,8 +351,7 @@ fn stretch<L: Source, R: Source, S: OpSink>(
     Ok(i)
 }
 
-/// Makes ops of a run. The one place where a run turns into ops, so a further limit (the seams of a
-/// region that is cut into several MRs) belongs here.
+/// Makes ops of a run: the one place where a run turns into ops.
 #[inline]
 fn finish<L: Source, S: OpSink>(
     run: &Run,
@@ -344,7 +362,10 @@ fn finish<L: Source, S: OpSink>(
     sink: &mut S,
 ) -> Result<(), PrepareError> {
     let error = |reason| PrepareError::new(u64::from(run.pair), None, reason);
-    let ops = if run.len <= u64::from(wanted.op_bytes.get()) {
+    let whole = u64::from(wanted.op_bytes.get())
+        .min(here.0.to_seam(run.local))
+        .min(here.1.to_seam(run.remote));
+    let ops = if run.len <= whole {
         let op = run.op(0, run.len as u32, run.pair, here);
         sink.push(op).map_err(|why| error(Reason::Full { ops: summary.ops, why }))?;
         1
@@ -359,8 +380,9 @@ fn finish<L: Source, S: OpSink>(
     Ok(())
 }
 
-/// Cuts a run that is longer than an op may be: into as few ops as possible, all about equally
-/// long, so that there is no tiny tail. Returns how many.
+/// Cuts a run at the seams of both sides, and each stretch between them that is longer than an op
+/// may be into as few ops as possible, all about equally long, so that there is no tiny tail.
+/// Returns how many.
 #[cold]
 #[inline(never)]
 fn cut<L: Source, S: OpSink>(
@@ -376,25 +398,31 @@ fn cut<L: Source, S: OpSink>(
     let mut pair = first;
     let limit = u64::from(op_bytes.get());
     let grain = grain(limit);
-    let count = len.div_ceil(limit);
-    let grains = len.div_ceil(grain);
-    let (each, one_more) = (grains / count, grains % count);
     // Which pair an op starts in: lengths are equal, so one side is enough.
     let mut length = |pair: u32| list.get(pair as usize).map_or(len, |p| p.len);
     let mut pair_end = length(pair);
-    let mut done = 0;
-    for k in 0..count {
-        while pair_end <= done {
-            pair += 1;
-            pair_end = pair_end.saturating_add(length(pair));
+    let (mut done, mut pushed) = (0, 0);
+    while done < len {
+        let seam = here.0.to_seam(local + done).min(here.1.to_seam(remote + done));
+        let stretch = (len - done).min(seam);
+        let end = done + stretch;
+        let count = stretch.div_ceil(limit);
+        let grains = stretch.div_ceil(grain);
+        let (each, one_more) = (grains / count, grains % count);
+        for k in 0..count {
+            while pair_end <= done {
+                pair += 1;
+                pair_end = pair_end.saturating_add(length(pair));
+            }
+            let size = ((each + u64::from(k < one_more)) * grain).min(end - done);
+            sink.push(run.op(done, size as u32, pair, here)).map_err(|why| {
+                PrepareError::new(u64::from(pair), None, Reason::Full { ops: ops + pushed, why })
+            })?;
+            done += size;
+            pushed += 1;
         }
-        let size = ((each + u64::from(k < one_more)) * grain).min(len - done);
-        sink.push(run.op(done, size as u32, pair, here)).map_err(|why| {
-            PrepareError::new(u64::from(pair), None, Reason::Full { ops: ops + k, why })
-        })?;
-        done += size;
     }
-    Ok(count)
+    Ok(pushed)
 }
 
 /// What op lengths are a multiple of, so that ops of an aligned run are aligned: at most a page,

@@ -23,7 +23,7 @@ mod op;
 mod source;
 
 pub use build::{
-    build_indexed, build_ops, OpSink, RegionView, Regions, SliceSink, Summary, Wanted,
+    build_indexed, build_ops, OpSink, RegionView, Regions, SliceSink, Summary, Wanted, NO_SEAMS,
 };
 pub use desc::{Desc, Stride};
 pub use error::{Full, PrepareError, Reason, Side};

@@ -2,9 +2,13 @@
 
 use crate::{conn, region};
 use core::net::{Ipv4Addr, SocketAddrV4};
-use kvrail::host::blob::{ConnBlob, HostOffer, RegionBlob, MAJOR, MAX_ADDRS, MAX_NAME, MINOR};
+use kvrail::host::blob::{
+    ConnBlob, HostOffer, RegionBlob, RegionKeys, MAJOR, MAX_ADDRS, MAX_NAME, MINOR,
+};
 use kvrail::host::error::Error;
+use kvrail::host::rail::RailEnd;
 use kvrail::status::Status;
+use kvrail::table::NO_SEAMS;
 use proptest::prelude::*;
 
 type Spoil = fn(&mut ConnBlob);
@@ -233,15 +237,35 @@ fn any_conn() -> impl Strategy<Value = ConnBlob> {
         prop::collection::vec(addr, 1..=MAX_ADDRS),
         offer,
         any::<u32>(),
+        prop::collection::vec(any_rail(), 0..=16),
     )
-        .prop_map(|(name, incarnation, secret, addrs, offer, max_message)| ConnBlob {
+        .prop_map(|(name, incarnation, secret, addrs, offer, max_message, rails)| ConnBlob {
             name,
             incarnation,
             secret,
             addrs,
             offer,
             max_message,
+            rails,
         })
+}
+
+fn any_rail() -> impl Strategy<Value = RailEnd> {
+    let numbers =
+        (any::<u32>(), any::<u32>(), any::<u8>(), any::<u8>(), any::<i16>(), any::<u32>());
+    (any::<[u8; 4]>(), 0..=32u8, any::<[u8; 16]>(), numbers).prop_map(
+        |(ip, prefix, gid, (mtu, max_msg, rd_initiator, rd_responder, numa, speed_mbps))| RailEnd {
+            ipv4: ip.into(),
+            prefix,
+            gid,
+            mtu,
+            max_msg,
+            rd_initiator,
+            rd_responder,
+            numa,
+            speed_mbps,
+        },
+    )
 }
 
 proptest! {
@@ -254,8 +278,14 @@ proptest! {
 
     #[test]
     fn any_region_blob_round_trips(incarnation: [u8; 16], slot: u32, generation: u32, base: u64,
-                                   len: u64, mem: u32) {
-        let blob = RegionBlob { incarnation, slot, generation, base, len, mem };
+                                   len in 0..1u64 << 44, mem: u32, rails in 0..17u8, key: u32) {
+        let shift = 32;
+        let pieces = (len.saturating_sub(1) >> shift) + 1;
+        let keys = vec![key; pieces as usize * usize::from(rails)];
+        // Without rails there is nothing to say about pieces.
+        let shift = if rails == 0 { NO_SEAMS } else { shift };
+        let keys = RegionKeys { shift, keys, rails };
+        let blob = RegionBlob { incarnation, slot, generation, base, len, mem, keys };
         if let Ok(bytes) = blob.encode() {
             prop_assert_eq!(RegionBlob::decode(&bytes).unwrap(), blob);
         } else {

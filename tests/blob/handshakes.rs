@@ -130,18 +130,18 @@ fn a_recorded_session_does_not_work_again() {
 #[test]
 fn messages_behind_ready_are_handed_back() {
     let (mut d, mut a) = proven();
-    let mut from_d = d.ready().unwrap();
+    let mut from_d = d.ready(6).unwrap();
     assert_eq!(a.receive(&from_d[..3]).unwrap(), Step::More);
     from_d.drain(..3);
     assert_eq!(a.receive(&from_d).unwrap(), Step::More, "not before our own");
-    let mut from_a = a.ready().unwrap();
-    assert_eq!(a.receive(&[]).unwrap(), Step::Done { leftover: Vec::new() });
+    let mut from_a = a.ready(4).unwrap();
+    assert_eq!(a.receive(&[]).unwrap(), Step::Done { rails: 6, leftover: Vec::new() });
     // The acceptor is done and speaks at once, more than a frame.
     let words = vec![0x5a; 100_000];
     from_a.extend(&words);
-    assert_eq!(d.receive(&from_a).unwrap(), Step::Done { leftover: words });
+    assert_eq!(d.receive(&from_a).unwrap(), Step::Done { rails: 4, leftover: words });
     assert_eq!(d.receive(&[]).unwrap(), Step::More);
-    assert_eq!(d.receive(b"more").unwrap(), Step::Done { leftover: b"more".to_vec() });
+    assert_eq!(d.receive(b"more").unwrap(), Step::Done { rails: 4, leftover: b"more".to_vec() });
     assert_eq!((d.closed(), a.closed()), (None, None));
     assert_eq!(d.refuse(Status::Busy, "too late"), [0; 0]);
 }
@@ -149,7 +149,7 @@ fn messages_behind_ready_are_handed_back() {
 #[test]
 fn nothing_may_follow_ready_before_ours() {
     let (mut d, mut a) = proven();
-    let mut bytes = d.ready().unwrap();
+    let mut bytes = d.ready(6).unwrap();
     bytes.push(0);
     a.receive(&bytes).unwrap_err();
     assert_eq!(a.fault(), Some(Fault::Order));
@@ -158,7 +158,7 @@ fn nothing_may_follow_ready_before_ours() {
 #[test]
 fn a_rail_that_does_not_work_is_told_before_ready_only() {
     let (mut d, mut a) = proven();
-    d.ready().unwrap();
+    d.ready(6).unwrap();
     let bytes = a.refuse(Status::Permission, "kernel.yama.ptrace_scope is 2");
     let e = d.receive(&bytes).unwrap_err();
     assert_eq!((d.fault(), e.status), (Some(Fault::Peer), Status::Permission));
@@ -166,8 +166,8 @@ fn a_rail_that_does_not_work_is_told_before_ready_only() {
 
     // After READY the peer would take it for a message.
     let (mut d, mut a) = proven();
-    a.ready().unwrap();
-    d.ready().unwrap();
+    a.ready(4).unwrap();
+    d.ready(6).unwrap();
     assert_eq!(a.refuse(Status::Busy, "late"), [0; 0]);
     assert_eq!((a.fault(), a.receive(&[]).unwrap_err().status), (Some(Fault::Own), Status::Busy));
     d.receive(&[0; 50]).unwrap_err();
@@ -295,13 +295,13 @@ fn a_connection_that_ends_early_says_what_was_due() {
 fn a_call_that_is_not_due_is_an_error_and_changes_nothing() {
     let (mut d, mut a) = (dialer(SECRET, 3), acceptor(SECRET, 4));
     assert_eq!(a.accept(b"").unwrap_err().status, Status::Invalid);
-    assert_eq!(a.ready().unwrap_err().status, Status::Invalid);
-    assert_eq!(d.ready().unwrap_err().status, Status::Invalid);
+    assert_eq!(a.ready(4).unwrap_err().status, Status::Invalid);
+    assert_eq!(d.ready(6).unwrap_err().status, Status::Invalid);
     plain(d, a, 9).check(None);
     let (mut d, mut a) = proven();
     assert_eq!(a.accept(b"").unwrap_err().status, Status::Invalid);
-    d.ready().unwrap();
-    assert_eq!(d.ready().unwrap_err().status, Status::Invalid, "twice");
+    d.ready(6).unwrap();
+    assert_eq!(d.ready(6).unwrap_err().status, Status::Invalid, "twice");
     assert_eq!(d.start().unwrap(), [0; 0]);
 
     let long = DialerParams { name: vec![b'n'; 256], ..DialerParams::default() };

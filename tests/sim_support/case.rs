@@ -55,7 +55,7 @@ impl Case {
     }
 
     pub fn port(&self, lane: u32, f: impl FnOnce(&mut SimPort<'static>)) {
-        self.world.engines[0].with_port(lane, |p, _| f(p));
+        self.world.engines[0].with_port(lane, |p| f(p));
     }
 }
 

@@ -32,6 +32,8 @@ pub const LIMITS: Limits = Limits {
 
 /// A lane without surprises.
 pub const PORT: PortConfig = PortConfig {
+    window: u64::MAX,
+    late: false,
     depth: 64,
     credits: 64,
     batch_ops: 32,
@@ -182,16 +184,14 @@ impl World {
     pub fn connect_rail(&self, a: usize, b: usize, lane: u32) {
         let slot = World::slot(a, b);
         let generation = self.engines[a].peer_state(slot).generation;
-        self.engines[a].with_port(lane, |port, rails| {
+        self.engines[a].connect_rail(lane, slot, generation, |port| {
             assert!(port.connect(slot, b as u32).is_ok());
-            rails[slot as usize].generation = generation;
         });
     }
 
     pub fn rails_up(&self, a: usize, b: usize) -> u32 {
         let slot = World::slot(a, b);
-        let up = |lane| self.engines[a].with_port(lane, |_, r| r[slot as usize].generation != 0);
-        (0..self.setup.limits.lanes).map(|l| u32::from(up(l))).sum()
+        self.engines[a].rails(slot).count_ones()
     }
 
     /// Connects two engines (or an engine to itself) in both directions.
@@ -227,7 +227,7 @@ impl World {
     pub fn step(&self) {
         for (a, e) in self.engines.iter().enumerate() {
             e.poll();
-            while let Some(slot) = e.next_broken() {
+            while let Some(slot) = e.next_limping().or_else(|| e.next_broken()) {
                 let b = (0..self.engines.len()).find(|&b| World::slot(a, b) == slot).unwrap();
                 if self.rails_up(a, b) == 0 {
                     self.close(a, b, Status::NoRail);
@@ -412,12 +412,12 @@ pub fn reference(dir: Direction, local: &[u8], remote: &[u8], pairs: &[Pair]) ->
 
 /// Bytes a lane has carried, from `a` to `b`.
 pub fn carried(world: &World, a: usize, b: usize, lane: u32) -> u64 {
-    world.engines[a].with_port(lane, |p, _| p.carried(World::slot(a, b)))
+    world.engines[a].with_port(lane, |p| p.carried(World::slot(a, b)))
 }
 
 /// Most work requests queued on any rail from `a` to `b`.
 pub fn queued(world: &World, a: usize, b: usize) -> u32 {
     let slot = World::slot(a, b);
     let lanes = 0..world.setup.limits.lanes;
-    lanes.map(|l| world.engines[a].with_port(l, |p, _| p.queued(slot))).max().unwrap_or(0)
+    lanes.map(|l| world.engines[a].with_port(l, |p| p.queued(slot))).max().unwrap_or(0)
 }

@@ -10,6 +10,7 @@ use core::num::NonZeroU32;
 use kvrail::table::{
     build_indexed, build_ops, Desc, Full, Listed, Op, OpSink, OutOfRange, PrepareError, Reason,
     RegionView, Regions, Shape, Side, Stride, Strided, Summary, Table, TableError, Wanted,
+    NO_SEAMS,
 };
 
 /// A region and the raw handle that names it.
@@ -183,8 +184,16 @@ fn reference(case: &Case) -> Result<Vec<Byte>, Refusal> {
     Ok(bytes)
 }
 
-/// Lengths of the stretches of bytes that go on by one on both sides, in the same regions.
-fn stretches(bytes: &[Byte]) -> Vec<u64> {
+/// The piece between two seams that an address is in.
+fn piece(list: &List, slot: u32, addr: u64) -> u64 {
+    let view = list.regions.iter().find(|r| r.view.slot == slot).expect("a region").view;
+    (addr - view.base) >> view.shift
+}
+
+/// Lengths of the stretches of bytes that go on by one on both sides, in the same pieces of the
+/// same regions.
+fn stretches(case: &Case, bytes: &[Byte]) -> Vec<u64> {
+    let place = |b: &Byte| (piece(&case.local, b.0, b.1), piece(&case.remote, b.2, b.3));
     let mut lengths = Vec::new();
     let mut last: Option<Byte> = None;
     for &b in bytes {
@@ -192,6 +201,7 @@ fn stretches(bytes: &[Byte]) -> Vec<u64> {
             (a.0, a.2) == (b.0, b.2)
                 && a.1.checked_add(1) == Some(b.1)
                 && a.3.checked_add(1) == Some(b.3)
+                && place(&a) == place(&b)
         });
         match lengths.last_mut() {
             Some(n) if goes_on => *n += 1,
@@ -276,6 +286,12 @@ pub(crate) fn check(case: &Case) -> Outcome {
     for op in &log.ops {
         assert!(op.len > 0, "an empty op");
         assert!(u64::from(op.len) <= limit, "op of {} over {limit}", op.len);
+        let last = u64::from(op.len) - 1;
+        for (list, slot, addr) in
+            [(&case.local, op.local_region, op.local), (&case.remote, op.remote_region, op.remote)]
+        {
+            assert_eq!(piece(list, slot, addr), piece(list, slot, addr + last), "over a seam");
+        }
         // A pair is checked for the op's first byte only; the others take it from the reference.
         let at = moved.len();
         assert_eq!(Some(op.pair), bytes.get(at).map(|b| b.4), "op names another pair");
@@ -285,7 +301,7 @@ pub(crate) fn check(case: &Case) -> Outcome {
         }
     }
     assert_eq!(moved, bytes, "bytes go elsewhere");
-    let fewest: u64 = stretches(&bytes).iter().map(|n| n.div_ceil(limit)).sum();
+    let fewest: u64 = stretches(case, &bytes).iter().map(|n| n.div_ceil(limit)).sum();
     let (told, region_runs) = region_calls(case, &bytes);
     let want = Summary { ops: fewest, bytes: bytes.len() as u64, region_runs };
     assert_eq!(summary, want);
@@ -327,7 +343,9 @@ impl Input<'_> {
             _ => 0x10_0000 + 0x200 * k,
         };
         let peer = if self.rarely(24) { peer + 1 } else { peer };
-        let view = RegionView { slot: 10 * kind as u32 + k as u32, generation: 7, base, len, peer };
+        let shift = if self.below(3) == 0 { 2 + self.below(7) as u8 } else { NO_SEAMS };
+        let slot = 10 * kind as u32 + k as u32;
+        let view = RegionView { slot, generation: 7, base, len, peer, shift };
         Region { raw: kind << 56 | 7 << 24 | k, view }
     }
 

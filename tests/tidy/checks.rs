@@ -227,7 +227,7 @@ fn has_word(line: &str, word: &str) -> bool {
 }
 
 pub(crate) fn is_invariant(text: &str) -> bool {
-    text.strip_prefix(['I', 'F'])
+    text.strip_prefix(['I', 'F', 'M', 'V'])
         .is_some_and(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()))
 }
 

@@ -29,7 +29,11 @@ pub(crate) struct Rule {
 }
 
 /// Written by `cargo xtask`, not by hand: no limit on columns or lines.
-pub(crate) const GENERATED: &[&str] = &["include/kvrail.h"];
+pub(crate) const GENERATED: &[&str] = &[
+    "include/kvrail.h",
+    "ffi/verbs-sys/src/types_aarch64.rs",
+    "ffi/verbs-sys/src/types_x86_64.rs",
+];
 
 /// Files that may be longer, how long, and why. An entry that is no longer needed is refused.
 pub(crate) const LONG_FILES: &[(&str, usize, &str)] = &[];

@@ -2,7 +2,7 @@
 
 use super::value::{decimal, flag, number, pointer, ports, Unit};
 use super::Config;
-use crate::limits::{MAX_LANES, MAX_MESSAGE_BYTES, MIN_MESSAGE_BYTES};
+use crate::limits::{MAX_MESSAGE_BYTES, MAX_RAILS, MIN_MESSAGE_BYTES};
 use core::net::Ipv4Addr;
 use core::ops::RangeInclusive;
 
@@ -116,12 +116,12 @@ pub(super) const KEYS: &[Key] = &[
     },
     Key {
         name: "transport",
-        help: "auto or local (processes of one user on one host)",
+        help: "auto, verbs (RDMA NICs) or local (processes of one user on one host)",
         slot: Slot::Text(|c| &mut c.transport, transport),
     },
     Key {
         name: "listen_ip",
-        help: "IPv4 address of the bootstrap listener, or auto (127.0.0.1)",
+        help: "IPv4 address of the bootstrap listener, or auto (the NICs' own; local: 127.0.0.1)",
         slot: Slot::Text(|c| &mut c.listen_ip, listen_ip),
     },
     Key {
@@ -139,7 +139,7 @@ pub(super) const KEYS: &[Key] = &[
         "rails of the local driver, 1..=16; each takes fixed memory",
         |c| &mut c.rails,
         Unit::Count,
-        1..=MAX_LANES as u64,
+        1..=MAX_RAILS as u64,
     ),
     Key {
         name: "stripe_width",
@@ -270,6 +270,62 @@ pub(super) const KEYS: &[Key] = &[
             },
         ),
     },
+    number_key(
+        "sq_depth",
+        "work requests in flight on one rail, 8..=16384; capped by the NIC; unused by local",
+        |c| &mut c.sq_depth,
+        Unit::Count,
+        8..=16_384,
+    ),
+    number_key(
+        "sges",
+        "local pieces in one work request, 1..=64; capped by the NIC; unused by local",
+        |c| &mut c.sges,
+        Unit::Count,
+        1..=64,
+    ),
+    number_key(
+        "ack_timeout",
+        "the NIC waits 4.096 us * 2^N for an acknowledgement, N 8..=22; unused by local",
+        |c| &mut c.ack_timeout,
+        Unit::Count,
+        8..=22,
+    ),
+    number_key(
+        "retry",
+        "the NIC repeats an unacknowledged packet so often, 0..=6; unused by local",
+        |c| &mut c.retry,
+        Unit::Count,
+        0..=6,
+    ),
+    number_key(
+        "rnr_retry",
+        "the NIC repeats a message that met no receive so often, 0..=6; unused by local",
+        |c| &mut c.rnr_retry,
+        Unit::Count,
+        0..=6,
+    ),
+    number_key(
+        "traffic_class",
+        "traffic class of RDMA packets (DSCP * 4 + ECN), 0..=255; unused by local",
+        |c| &mut c.traffic_class,
+        Unit::Count,
+        0..=255,
+    ),
+    number_key(
+        "service_level",
+        "service level of RDMA packets, 0..=15; unused by local",
+        |c| &mut c.service_level,
+        Unit::Count,
+        0..=15,
+    ),
+    number_key(
+        "rail_timeout_ms",
+        "a rail without any completion for this long is broken, 10..=600000 ms; unused by local",
+        |c| &mut c.rail_timeout_ms,
+        Unit::Ms,
+        10..=600_000,
+    ),
 ];
 
 fn name(text: &str) -> Result<(), String> {
@@ -281,9 +337,8 @@ fn name(text: &str) -> Result<(), String> {
 
 fn transport(text: &str) -> Result<(), String> {
     match text {
-        "auto" | "local" => Ok(()),
-        "verbs" => Err(String::from("auto or local (verbs is not built yet)")),
-        _ => Err(String::from("auto or local")),
+        "auto" | "verbs" | "local" => Ok(()),
+        _ => Err(String::from("auto, verbs or local")),
     }
 }
 

@@ -232,7 +232,7 @@ fn ranges_of_capacities_are_those_that_an_engine_takes() {
                 "rails" => c.rails = value as u32,
                 _ => c.message_bytes = value as u32,
             }
-            c.limits().check()
+            c.limits(0).check()
         };
         assert_eq!((limits(low), limits(high)), (Ok(()), Ok(())), "{name}");
         let outside = (limits(low - 1), limits(high + 1));

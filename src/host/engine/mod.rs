@@ -6,10 +6,11 @@ mod regions;
 mod reports;
 mod transfers;
 
-use core::net::Ipv4Addr;
+use core::net::{Ipv4Addr, SocketAddrV4};
 use core::ptr::NonNull;
 use core::time::Duration;
 use std::collections::HashMap;
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex, Once};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -46,15 +47,52 @@ impl core::fmt::Debug for Engine {
 }
 
 /// Warns, once a process, whoever let kvrail choose the transport: it is not the fast one.
-fn say_fallback(asked: &str) {
+fn say_fallback(why: Option<&str>) {
     static ONCE: Once = Once::new();
-    if asked == "auto" {
+    if let Some(why) = why {
         ONCE.call_once(|| {
-            log::warn(
-                "transport auto: no RDMA rails in this build, so transport local is used (peers on \
-                 this host, host memory); transport=local says the same without this line",
-            );
+            log::warn(&format!(
+                "transport auto: no RDMA rails, so transport local is used (peers on this host, \
+                 host memory); transport=local says the same without this line. {why}"
+            ));
         });
+    }
+}
+
+/// Listens where peers are told to dial: at the configured address, else at the NICs' own, else on
+/// this host only.
+fn listen(shared: &Shared) -> Result<(Vec<TcpListener>, Vec<SocketAddrV4>)> {
+    let ports = (shared.config.port_min, shared.config.port_max);
+    let chosen = match shared.config.listen_ip.as_str() {
+        "auto" | "" => None,
+        text => Some(text.parse::<Ipv4Addr>().map_err(|_| {
+            let text = format!("listen_ip {text:?} is no IPv4 address: give one, or \"auto\"");
+            Error::new(Status::Config, text)
+        })?),
+    };
+    let ips: Vec<Ipv4Addr> = match (chosen, &shared.rails) {
+        (Some(ip), _) => vec![ip],
+        (None, Some(rails)) => rails.iter().map(|r| r.nic.ipv4).collect(),
+        (None, None) => vec![Ipv4Addr::LOCALHOST],
+    };
+    let (mut listeners, mut addrs, mut failed) = (Vec::new(), Vec::new(), None);
+    for ip in ips {
+        match control::listen(ip, ports) {
+            Ok((listener, port)) => {
+                let dialled = if ip.is_unspecified() { Ipv4Addr::LOCALHOST } else { ip };
+                listeners.push(listener);
+                addrs.push(SocketAddrV4::new(dialled, port));
+            }
+            Err(e) => failed = Some(e),
+        }
+    }
+    match failed {
+        Some(e) if listeners.is_empty() => Err(e),
+        Some(e) => {
+            log::warn(&e.message);
+            Ok((listeners, addrs))
+        }
+        None => Ok((listeners, addrs)),
     }
 }
 
@@ -96,28 +134,19 @@ impl Engine {
 
     fn start(shared: Shared) -> Result<Engine> {
         let forks = sys::forks();
-        let ip = match shared.config.listen_ip.as_str() {
-            "auto" | "" => Ipv4Addr::LOCALHOST,
-            text => text.parse().map_err(|_| {
-                let text = format!("listen_ip {text:?} is no IPv4 address: give one, or \"auto\"");
-                Error::new(Status::Config, text)
-            })?,
-        };
-        let listener = control::listen(ip, (shared.config.port_min, shared.config.port_max))?;
-        let at =
-            listener.local_addr().map_err(|e| Error::new(Status::Os, format!("listener: {e}")))?;
-        let dialled_at = if ip.is_unspecified() { Ipv4Addr::LOCALHOST } else { ip };
-        let metadata = shared.blob(at.port(), dialled_at).encode()?;
+        let (listeners, addrs) = listen(&shared)?;
+        let listen = addrs.iter().map(SocketAddrV4::to_string).collect::<Vec<_>>().join(",");
+        let metadata = shared.blob(addrs).encode()?;
         let shared = Arc::new(shared);
         let mut engine = Engine {
             shared: shared.clone(),
             threads: Vec::new(),
             metadata,
-            listen: at.to_string(),
+            listen,
             forks,
             limbo: Mutex::default(),
         };
-        let control = Control::new(shared.clone(), listener);
+        let control = Control::new(shared.clone(), listeners);
         engine.spawn("kvrail-ctl", move || control.run())?;
         if shared.config.progress_thread {
             let own = shared.clone();
@@ -127,8 +156,16 @@ impl Engine {
         while !shared.alive.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
-        log::info(&format!("engine at {at}: transport local, {} rails", shared.config.rails));
-        say_fallback(&shared.config.transport);
+        let rails = match &shared.rails {
+            None => format!("{} rails", shared.config.rails),
+            Some(r) => r.iter().map(|r| r.nic.label()).collect::<Vec<_>>().join(", "),
+        };
+        log::info(&format!(
+            "engine at {}: transport {}, {rails}",
+            engine.listen,
+            shared.transport()
+        ));
+        say_fallback(shared.why_local.as_deref());
         Ok(engine)
     }
 

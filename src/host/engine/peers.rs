@@ -7,7 +7,7 @@ use super::{bad_handle, Engine};
 use crate::engine::peer::{Link, PeerState, SELF};
 use crate::handle::Handle;
 use crate::host::blob::ConnBlob;
-use crate::host::control;
+use crate::host::connect;
 use crate::host::error::{shown, Error, Result};
 use crate::status::Status;
 
@@ -29,7 +29,7 @@ impl Engine {
         if blob.incarnation == shared.incarnation {
             return Ok(self.peer_self());
         }
-        control::same_place(shared, &shown(&blob.name, 64), &blob)?;
+        connect::reachable(shared, &blob)?;
         let mut peers = shared.peers();
         let (core, share) = (&shared.core, &shared.share);
         let index = peers.find_or_add(core, share, &blob.name, blob.incarnation)?;

@@ -1,16 +1,18 @@
 //! Regions: memory registered here and taken back, and memory of peers.
 
 use core::time::Duration;
+use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
 
 use super::{bad_handle, wait_until, Engine, Limbo};
 use crate::engine::peer::SELF;
-use crate::engine::region::View;
+use crate::engine::region::{KeyList, View};
 use crate::engine::slot::RegionRef;
 use crate::handle::{Handle, Kind};
 use crate::host::blob::RegionBlob;
 use crate::host::error::{hex, Error, Result};
-use crate::host::log;
+use crate::host::rails::Registered;
+use crate::host::{keylist, log};
 use crate::status::Status;
 
 impl Engine {
@@ -26,18 +28,37 @@ impl Engine {
         }
         if mem != 0 {
             let text = format!(
-                "memory kind {mem}: transport local moves host memory (0) only; device memory \
-                 needs RDMA rails, which this build does not have yet"
+                "memory kind {mem}: this build moves host memory (0) only; device memory by dma-buf \
+                 is not built yet"
             );
             return Err(Error::new(Status::Unsupported, text));
         }
-        let handle = shared.core.local.open(addr, len, SELF, (0, 0)).ok_or_else(|| {
+        let registered = shared.rails.as_ref().map(|r| r.register(addr, len)).transpose()?;
+        let keys = match &registered {
+            None => KeyList::EMPTY,
+            Some(r) => {
+                let list: Vec<u32> = r.lkeys().collect();
+                keylist::store(&shared.pool, &list, shared.nics() as u16, r.shift())?
+            }
+        };
+        // SAFETY: I3: the list is the pool's, and is given back after the region was freed.
+        let opened = unsafe { shared.core.local.open_with(addr, len, SELF, (0, 0), keys) };
+        let Some(handle) = opened else {
+            // SAFETY: I3: no region has the list.
+            unsafe { keylist::drop_list(&shared.pool, keys, len) };
             let max = shared.core.local.capacity();
             let text = format!("all {max} regions are registered: raise max_regions");
-            Error::new(Status::Capacity, text)
-        })?;
+            return Err(Error::new(Status::Capacity, text));
+        };
+        if let Some(registered) = registered {
+            self.registrations().insert(handle.raw(), registered);
+        }
         shared.share.open(handle.index(), handle.generation());
         Ok(handle)
+    }
+
+    fn registrations(&self) -> MutexGuard<'_, HashMap<u64, Registered>> {
+        self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn local_region(&self, raw: u64) -> Result<View> {
@@ -72,7 +93,13 @@ impl Engine {
         });
         if drained {
             if let Some(view) = self.limbo().remove(&region) {
+                // When this returns no NIC touches the memory; what a peer still asks for is
+                // refused by ours.
+                let registered = self.registrations().remove(&region);
+                drop(registered);
                 shared.core.local.free(view);
+                // SAFETY: I3: freed just now.
+                unsafe { keylist::free(&shared.pool, &view) };
             }
             return Ok(());
         }
@@ -139,6 +166,7 @@ impl Engine {
             base: view.base,
             len: view.len,
             mem: 0,
+            keys: self.registrations().get(&region).map(Registered::keys).unwrap_or_default(),
         }
         .encode()
     }
@@ -146,15 +174,16 @@ impl Engine {
     /// Makes a peer's region usable in descriptors.
     pub fn region_import(&self, peer: u64, blob: &[u8]) -> Result<Handle> {
         let (index, _) = self.peer(peer)?;
+        let shared = &self.shared;
         let blob = RegionBlob::decode(blob)?;
         if blob.mem != 0 {
             let text = format!(
-                "the region is of memory kind {}; transport local reaches host memory (0) only",
+                "the region is of memory kind {}; this build reaches host memory (0) only",
                 blob.mem
             );
             return Err(Error::new(Status::Unsupported, text));
         }
-        let peers = self.shared.peers();
+        let peers = shared.peers();
         let entry = &peers.entries[index as usize];
         if entry.incarnation != blob.incarnation {
             let text = format!(
@@ -164,19 +193,35 @@ impl Engine {
             );
             return Err(Error::new(Status::Stale, text));
         }
-        self.open_remote(index, (blob.base, blob.len), (blob.slot, blob.generation))
+        let keys = &blob.keys;
+        let mut list = KeyList { shift: keys.shift, ..KeyList::EMPTY };
+        let whole = u64::from(keys.rails) * list.pieces(blob.len);
+        if shared.rails.is_some() && keys.keys.len() as u64 == whole {
+            list = keylist::store(&shared.pool, &keys.keys, u16::from(keys.rails), keys.shift)?;
+        }
+        self.open_remote(index, (blob.base, blob.len), (blob.slot, blob.generation), list)
     }
 
     /// A region of this engine as a remote one, for transfers within it. It does not keep the
     /// region alive.
     pub fn region_import_self(&self, local: u64) -> Result<Handle> {
         let v = self.local_region(local)?;
-        self.open_remote(SELF, (v.base, v.len), (v.slot, v.generation))
+        self.open_remote(SELF, (v.base, v.len), (v.slot, v.generation), KeyList::EMPTY)
     }
 
-    fn open_remote(&self, peer: u32, at: (u64, u64), target: (u32, u32)) -> Result<Handle> {
+    fn open_remote(
+        &self,
+        peer: u32,
+        (base, len): (u64, u64),
+        target: (u32, u32),
+        keys: KeyList,
+    ) -> Result<Handle> {
         let remote = &self.shared.core.remote;
-        remote.open(at.0, at.1, peer, target).ok_or_else(|| {
+        // SAFETY: I3: the list is the pool's, and is given back after the region was freed.
+        let opened = unsafe { remote.open_with(base, len, peer, target, keys) };
+        opened.ok_or_else(|| {
+            // SAFETY: I3: no region has the list.
+            unsafe { keylist::drop_list(&self.shared.pool, keys, len) };
             let max = remote.capacity();
             let text = format!("all {max} imported regions are in use: forget some, or raise ");
             Error::new(Status::Capacity, text + "max_remote_regions")
@@ -205,6 +250,8 @@ impl Engine {
         if self.drain(region, limit, || shared.core.quiesce(named).is_ok()) {
             if let Some(view) = self.limbo().remove(&region) {
                 shared.core.remote.free(view);
+                // SAFETY: I3: freed just now.
+                unsafe { keylist::free(&shared.pool, &view) };
             }
             return Ok(());
         }

@@ -66,7 +66,7 @@ impl Engine {
         let s = &lane.stats;
         Ok(RailInfo {
             index: rail,
-            name: format!("local{rail}"),
+            name: self.lane_name(rail),
             bytes_read: s.bytes_read.load(Ordering::Relaxed),
             bytes_written: s.bytes_written.load(Ordering::Relaxed),
             work_requests: s.work_requests.load(Ordering::Relaxed),
@@ -75,11 +75,19 @@ impl Engine {
         })
     }
 
+    /// The NIC port of a lane; beside RDMA rails there is one for the engine itself.
+    fn lane_name(&self, lane: u32) -> String {
+        match &self.shared.rails {
+            None => format!("local{lane}"),
+            Some(r) => r.get(lane as usize).map_or_else(|| "self".into(), |r| r.nic.label()),
+        }
+    }
+
     /// What the engine holds now.
     pub fn info(&self) -> EngineInfo {
         let s = &self.shared;
         EngineInfo {
-            rails: s.core.limits().lanes,
+            rails: s.rails.as_ref().map_or(s.core.limits().lanes, |r| r.len() as u32),
             fixed_bytes: s.fixed_bytes as u64,
             pool_bytes: s.pool.used(),
             pool_limit: s.pool.limit(),
@@ -88,7 +96,7 @@ impl Engine {
             remote_regions: s.core.remote.used(),
             tables: s.tables.used(),
             transfers: s.core.transfers_used(),
-            transport: "local".into(),
+            transport: s.transport().into(),
             listen: self.listen.clone(),
         }
     }

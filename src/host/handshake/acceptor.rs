@@ -98,8 +98,9 @@ impl Acceptor {
         self.session.farewell()
     }
 
-    /// The rail is proved from this side: gives the bytes to send. Then call `receive` again.
-    pub fn ready(&mut self) -> Result<Vec<u8>> {
+    /// These rails proved themselves from this side, one bit each, by their place in the dialler's
+    /// offer: gives the bytes to send. Then call `receive` again.
+    pub fn ready(&mut self, rails: u32) -> Result<Vec<u8>> {
         if let Some(e) = self.session.ended() {
             return Err(e);
         }
@@ -107,7 +108,7 @@ impl Acceptor {
             return Err(self.not_due("ready"));
         }
         self.session.ready[MINE] = true;
-        Ok(self.session.seal_ready(session::ACCEPTOR_READY))
+        Ok(self.session.seal_ready(session::ACCEPTOR_READY, rails))
     }
 
     /// The connection ended: the error to report. `None` once it is done.
@@ -156,12 +157,12 @@ impl Acceptor {
                 None => Ok(Step::More),
                 Some(leftover) => {
                     self.state = State::Done;
-                    Ok(Step::Done { leftover })
+                    Ok(Step::Done { rails: self.session.rails, leftover })
                 }
             },
             State::Done => match self.session.inbox.take_all() {
                 rest if rest.is_empty() => Ok(Step::More),
-                rest => Ok(Step::Done { leftover: rest }),
+                rest => Ok(Step::Done { rails: self.session.rails, leftover: rest }),
             },
         }
     }

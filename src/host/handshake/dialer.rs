@@ -115,8 +115,9 @@ impl Dialer {
         self.step(bytes).map_err(|f| self.session.fail(f))
     }
 
-    /// The rail is proved from this side: gives the bytes to send. Then call `receive` again.
-    pub fn ready(&mut self) -> Result<Vec<u8>> {
+    /// These rails proved themselves from this side, one bit each, by their place in the dialler's
+    /// offer: gives the bytes to send. Then call `receive` again.
+    pub fn ready(&mut self, rails: u32) -> Result<Vec<u8>> {
         if let Some(e) = self.session.ended() {
             return Err(e);
         }
@@ -125,7 +126,7 @@ impl Dialer {
             return Err(f.error);
         }
         self.session.ready[MINE] = true;
-        Ok(self.session.seal_ready(session::DIALER_READY))
+        Ok(self.session.seal_ready(session::DIALER_READY, rails))
     }
 
     /// Gives up before it is done: the bytes that tell the other side why. None after `ready`: then
@@ -182,12 +183,12 @@ impl Dialer {
                 None => Ok(Step::More),
                 Some(leftover) => {
                     self.state = State::Done;
-                    Ok(Step::Done { leftover })
+                    Ok(Step::Done { rails: self.session.rails, leftover })
                 }
             },
             State::Done => match self.session.inbox.take_all() {
                 rest if rest.is_empty() => Ok(Step::More),
-                rest => Ok(Step::Done { leftover: rest }),
+                rest => Ok(Step::Done { rails: self.session.rails, leftover: rest }),
             },
         }
     }

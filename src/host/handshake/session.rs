@@ -29,6 +29,8 @@ pub(super) struct Session {
     pub(super) title: String,
     pub(super) inbox: Inbox,
     pub(super) ready: [bool; 2],
+    /// Rails that the other side's READY names, one bit each.
+    pub(super) rails: u32,
     failed: Option<Failure>,
     farewell: Vec<u8>,
     greeted: bool,
@@ -49,6 +51,7 @@ impl Session {
             title,
             inbox: Inbox::default(),
             ready: [false; 2],
+            rails: 0,
             failed: None,
             farewell: Vec::new(),
             greeted: false,
@@ -137,10 +140,13 @@ impl Session {
         Ok(())
     }
 
-    /// Our READY. Both READYs cross, so neither covers the other.
-    pub(super) fn seal_ready(&mut self, label: &[u8]) -> Vec<u8> {
+    /// Our READY, with the rails that proved themselves here. Both READYs cross, so neither covers
+    /// the other.
+    pub(super) fn seal_ready(&mut self, label: &[u8], rails: u32) -> Vec<u8> {
         let before = self.said.clone();
-        let bytes = self.seal(label, Kind::Ready, |_| ());
+        let bytes = self.seal(label, Kind::Ready, |w| {
+            w.u32(rails);
+        });
         self.said = before;
         bytes
     }
@@ -152,6 +158,7 @@ impl Session {
             let before = self.said.clone();
             self.open(label, Kind::Ready, &bytes)?;
             self.said = before;
+            self.rails = frame::fields(&bytes).u32().map_err(frame::cut(Kind::Ready))?;
             self.ready[THEIRS] = true;
         }
         if self.ready[MINE] {

@@ -117,9 +117,9 @@ fn a_newer_minor_version_may_add_fields_to_every_frame() {
         other => panic!("{other:?}"),
     }
     s.hear(&a.accept(b"y").unwrap());
-    a.ready().unwrap();
+    a.ready(1).unwrap();
     let ready = frame_with_extra(&mut s);
-    assert_eq!(a.receive(&ready).unwrap(), Step::Done { leftover: Vec::new() });
+    assert_eq!(a.receive(&ready).unwrap(), Step::Done { rails: 5, leftover: Vec::new() });
 
     // This dialler, new acceptor.
     let mut d = dialer(SECRET);
@@ -139,7 +139,7 @@ fn a_newer_minor_version_may_add_fields_to_every_frame() {
 
 fn frame_with_extra(s: &mut Session) -> Vec<u8> {
     s.seal(session::DIALER_READY, Kind::Ready, |w| {
-        w.bytes(b"extra");
+        w.u32(5).bytes(b"extra");
     })
 }
 
@@ -303,6 +303,7 @@ fn debug_output_keeps_the_secret() {
         addrs: Vec::new(),
         offer: Default::default(),
         max_message: 0,
+        rails: Vec::new(),
     };
     let text = format!("{:?} {:?} {blob:?}", acceptor(), dialer(SECRET));
     assert!(!text.contains("7, 7, 7") && !text.contains("0707") && !text.contains("secret"));

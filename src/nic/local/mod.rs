@@ -155,7 +155,9 @@ fn blame(to: PeerMemory, direction: Direction, op: &Op, at: usize) -> WrStatus {
 }
 
 impl Port for LocalPort<'_> {
-    const ACCESS_ERROR_BREAKS_RAIL: bool = false;
+    fn access_error_breaks_rail(&self) -> bool {
+        false
+    }
 
     fn depth(&self) -> u32 {
         IOV_MAX as u32

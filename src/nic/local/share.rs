@@ -23,6 +23,8 @@ const SCRATCH: u64 = 64;
 /// What of the guard page's address is random: 34 bits, in the lower half of 47-bit addresses.
 const GUARD_MASK: u64 = 0x3fff_ffff_f000;
 const _: () = assert!(GUARD_MASK.count_ones() == 34);
+/// The same for a kernel whose processes have 39 bits only (three levels of page tables): 26 bits.
+const SMALL_MASK: u64 = 0x3f_ffff_f000;
 /// Below this an address is not taken: old programs map there.
 const GUARD_LOWEST: u64 = 1 << 32;
 
@@ -316,7 +318,8 @@ impl GuardPage {
         );
         let mut last = libc::EEXIST;
         for _ in 0..64 {
-            let hint = random() & GUARD_MASK;
+            let mask = if last == libc::ENOMEM { SMALL_MASK } else { GUARD_MASK };
+            let hint = random() & mask;
             if hint < GUARD_LOWEST {
                 continue;
             }

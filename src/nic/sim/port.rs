@@ -26,6 +26,10 @@ pub struct PortConfig {
     pub delay: u64,
     /// Every `signal`-th work request, and the last of each post, is reported.
     pub signal: u32,
+    /// [`Port::window_bytes`].
+    pub window: u64,
+    /// [`Port::may_land_late`].
+    pub late: bool,
     /// Seed of this lane's own randomness.
     pub seed: u64,
     /// Random faults.
@@ -303,7 +307,9 @@ impl<'m> SimPort<'m> {
 }
 
 impl Port for SimPort<'_> {
-    const ACCESS_ERROR_BREAKS_RAIL: bool = true;
+    fn access_error_breaks_rail(&self) -> bool {
+        true
+    }
 
     #[allow(clippy::misnamed_getters, reason = "what a port promises may be more than it has")]
     fn depth(&self) -> u32 {
@@ -312,6 +318,14 @@ impl Port for SimPort<'_> {
 
     fn batch_bytes(&self) -> u64 {
         self.config.batch_bytes
+    }
+
+    fn window_bytes(&self) -> u64 {
+        self.config.window
+    }
+
+    fn may_land_late(&self) -> bool {
+        self.config.late
     }
 
     fn batch_ops(&self) -> u32 {
