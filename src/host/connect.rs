@@ -295,8 +295,10 @@ impl Control {
                 self.install(&mut peers, (index, generation), proven)?
             }
             None => {
-                let memory = conn.memory.take();
-                self.install_local(&mut peers, (index, generation), memory, &socket)?
+                let found =
+                    self.install_local(&mut peers, (index, generation), conn.memory, &socket)?;
+                conn.memory = None;
+                found
             }
         };
         let entry = peers.entry(index);

@@ -138,7 +138,9 @@ fn carve<'m>(
         if lane >= nics {
             return LocalPort::new(arena, limits.peers).map(AnyPort::Local);
         }
-        let device = rails.and_then(|r| r.get(lane as usize)).map(|r| r.device.handle());
+        let rail = rails.and_then(|r| r.get(lane as usize));
+        let shape = rail.map_or(shape, |r| shape.fit(r.device.facts()));
+        let device = rail.map(|r| r.device.handle());
         VerbsPort::new(arena, lane, limits.peers, shape, device).map(AnyPort::Verbs)
     })
 }

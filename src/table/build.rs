@@ -228,7 +228,7 @@ impl Known {
 
     /// Bytes from `addr`, which is inside, to the next seam.
     #[inline]
-    fn to_seam(&self, addr: u64) -> u64 {
+    fn before_seam(&self, addr: u64) -> u64 {
         let piece = 1u64 << self.view.shift;
         piece - (addr.wrapping_sub(self.view.base) & (piece - 1))
     }
@@ -363,8 +363,8 @@ fn finish<L: Source, S: OpSink>(
 ) -> Result<(), PrepareError> {
     let error = |reason| PrepareError::new(u64::from(run.pair), None, reason);
     let whole = u64::from(wanted.op_bytes.get())
-        .min(here.0.to_seam(run.local))
-        .min(here.1.to_seam(run.remote));
+        .min(here.0.before_seam(run.local))
+        .min(here.1.before_seam(run.remote));
     let ops = if run.len <= whole {
         let op = run.op(0, run.len as u32, run.pair, here);
         sink.push(op).map_err(|why| error(Reason::Full { ops: summary.ops, why }))?;
@@ -403,7 +403,7 @@ fn cut<L: Source, S: OpSink>(
     let mut pair_end = length(pair);
     let (mut done, mut pushed) = (0, 0);
     while done < len {
-        let seam = here.0.to_seam(local + done).min(here.1.to_seam(remote + done));
+        let seam = here.0.before_seam(local + done).min(here.1.before_seam(remote + done));
         let stretch = (len - done).min(seam);
         let end = done + stretch;
         let count = stretch.div_ceil(limit);

@@ -55,12 +55,10 @@ static void deliver(struct fv_qp *qp, struct ibv_cq *cq, struct fv_cqe *e, bool 
     p->cq = (struct fv_cq *)cq;
     p->due = fv_now() + us * 1000;
     p->solicited = solicited;
-    if (qp->pend_last != NULL) {
-        if (qp->pend_last->due > p->due) p->due = qp->pend_last->due;
+    if (qp->pend_last != NULL)
         qp->pend_last->next = p;
-    } else {
+    else
         qp->pend_first = p;
-    }
     qp->pend_last = p;
 }
 

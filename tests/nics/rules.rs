@@ -224,6 +224,9 @@ fn loops_pipes_and_noise_are_all_survived() {
     tree.file(&format!("{class}/many/ports/7/link_layer"), "Eth\u{1b}[2Jernet\n");
     tree.link(&format!("{class}/self"), ".");
     tree.link(&format!("{class}/good/ports/1/gids/9"), "/dev/zero");
+    tree.file("sys/class/net/real_index", "77");
+    std::fs::remove_file(tree.root.join("sys/class/net/ens1/ifindex")).unwrap();
+    tree.link("sys/class/net/ens1/ifindex", "/sys/class/net/real_index");
     let pipe = tree.root.join("sys/class/net/ens1/carrier");
     std::fs::remove_file(&pipe).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -231,7 +234,7 @@ fn loops_pipes_and_noise_are_all_survived() {
     std::fs::write(tree.root.join("addresses.txt"), vec![0xf0; 9 << 20]).unwrap();
     let found = pick(&tree, 0, "");
     assert_eq!(rails(&found), "good:1#3", "{}", found.explain());
-    assert_eq!(found.nics[0].mtu, 0);
+    assert_eq!((found.nics[0].mtu, found.nics[0].ifindex), (0, 77));
     assert_eq!(
         reason(&found, "many:7"),
         "link layer Eth\\u{1b}[2Jernet (node type unknown): \

@@ -115,6 +115,7 @@ fn default_routes_in_every_form() {
         "none",
         "# eno1",
         "10.0.0.0/8 dev eno1",
+        "10.0.0.0/8 eno1",
         "10.0.0.1",
         "default",
         "nexthop via 10.0.0.1 dev a",

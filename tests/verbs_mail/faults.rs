@@ -120,14 +120,15 @@ fn frames_outside_the_protocol_break_the_link() {
         |f| f[3] = 3,
     ];
     for (i, how) in later.into_iter().enumerate() {
-        breaks_later(&format!("later {i}"), how);
+        breaks_later(&format!("later {i}"), false, how);
+        breaks_later(&format!("again {i}"), true, how);
     }
     // A data frame of nothing; a second proof.
-    breaks_later("empty", |f| {
+    breaks_later("empty", false, |f| {
         f.truncate(8);
         f[..2].copy_from_slice(&[0, 0]);
     });
-    breaks_later("proof", |f| {
+    breaks_later("proof", false, |f| {
         f[3] = 1;
         f.truncate(8);
         f.extend_from_slice(&crate::rig::A);
@@ -136,7 +137,7 @@ fn frames_outside_the_protocol_break_the_link() {
     });
 }
 
-fn breaks_later(what: &str, how: fn(&mut Vec<u8>)) {
+fn breaks_later(what: &str, again: bool, how: fn(&mut Vec<u8>)) {
     let mut rig = Rig::new(1, 1);
     let qps = rig.up(0, 0);
     let mut links = [rig.post[0].link(0, 0), rig.post[1].link(0, 0)];
@@ -144,6 +145,10 @@ fn breaks_later(what: &str, how: fn(&mut Vec<u8>)) {
     rig.quiet();
     wire::tamper(qps[0], how);
     assert_eq!(links[0].send(&[b"bad"]), Ok(3));
+    if again {
+        // Not even a good one that takes its place counts.
+        wire::tamper(qps[0], |f| f[4] = 2);
+    }
     assert_eq!(links[0].send(&[b"after"]), Ok(5));
     rig.quiet();
     let (mut into, end) = ([0; 16], Err(Closed { vendor: vendor::FRAME }));
@@ -244,6 +249,7 @@ fn completions_of_a_closed_mailbox_do_not_reach_the_next_one() {
 fn completions_of_nobody_change_nothing() {
     let mut rig = Rig::new(2, 2);
     let qps = rig.up(0, 0);
+    rig.up(0, 1);
     let mut links = [rig.post[0].link(0, 0), rig.post[1].link(0, 0)];
     assert_eq!(links[0].send(&[b"abc"]), Ok(3));
     rig.quiet();
@@ -269,8 +275,8 @@ fn completions_of_nobody_change_nothing() {
     }
     assert_eq!((rig.ready(0), rig.ready(1)), (vec![], vec![]));
     // Not even a broken one that was never opened.
-    rig.up(0, 1);
     rig.up(1, 0);
+    assert_eq!(rig.post[1].proof(0, 1), Some(true));
     assert_eq!(wire::facts().starved, 0);
 }
 

@@ -216,10 +216,13 @@ fn what_arrived_before_the_break_is_delivered_before_it_is_told() {
     assert_eq!(rig.ready(1), [0]);
     let mut into = [0; 5];
     assert_eq!(links[1].send(&[b"x"]), Err(Closed { vendor: IBV_WC_WR_FLUSH_ERR }));
+    let waiting = wire::backlog().1;
     assert_eq!(links[1].receive(&mut into), Ok(5));
     assert_eq!(links[1].receive(&mut into), Ok(5));
     assert_eq!(links[1].receive(&mut into), Ok(2));
     assert_eq!(&into[..2], b"nd");
+    // Nothing is posted to a broken queue pair.
+    assert_eq!(wire::backlog().1, waiting);
     assert_eq!(links[1].receive(&mut into), Err(Closed { vendor: IBV_WC_WR_FLUSH_ERR }));
     assert_eq!(rig.ready(0), [0]);
     // The first error is the reason; what was flushed after it is not.

@@ -2,11 +2,12 @@
 
 use core::ffi::c_char;
 use core::ptr::NonNull;
+use core::time::Duration;
 use std::ffi::CString;
 use std::path::{Path as FilePath, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
 use kvrail::nic::verbs::{Device, Mr, Open, Path, Qp, QpKind, Shape, VerbsPort};
@@ -65,7 +66,7 @@ fn end_name(text: &str) -> EndName {
         Some((device, netdev)) => (device, Some(netdev.to_string())),
         None => (device, None),
     };
-    let ipv4 = ip.parse::<std::net::Ipv4Addr>().unwrap().octets();
+    let ipv4 = ip.parse::<core::net::Ipv4Addr>().unwrap().octets();
     EndName { device: device.to_string(), netdev, ipv4 }
 }
 

@@ -382,7 +382,7 @@ fn set_numa_node(c: &mut Config, text: &str) -> Result<(), String> {
 
 fn nics(text: &str) -> Result<(), String> {
     let named = |n: &str| {
-        let ok = |b: u8| b.is_ascii_alphanumeric() || b"_-.:".contains(&b);
+        let ok = |b: u8| b.is_ascii_alphanumeric() || b"_-.:/".contains(&b);
         !n.is_empty() && n.bytes().all(ok)
     };
     if text.len() <= 1024 && (text.is_empty() || text.split(',').all(named)) {

@@ -13,6 +13,7 @@ use crate::host::blob::RegionBlob;
 use crate::host::error::{hex, Error, Result};
 use crate::host::rails::Registered;
 use crate::host::{keylist, log};
+use crate::nic::any::AnyPort;
 use crate::status::Status;
 
 impl Engine {
@@ -91,6 +92,13 @@ impl Engine {
             inside = self.peer_inside(view.slot);
             quiet && inside.is_none()
         });
+        if drained && self.has_stuck_rail() {
+            let text = format!(
+                "region {region:#x}: a NIC did not let go of a queue pair, so it may still use \
+                 this memory; it is withdrawn, but must not be reused before this process ends"
+            );
+            return Err(Error::new(Status::Busy, text));
+        }
         if drained {
             if let Some(view) = self.limbo().remove(&region) {
                 // When this returns no NIC touches the memory; what a peer still asks for is
@@ -112,6 +120,14 @@ impl Engine {
         );
         log::warn(&text);
         Err(Error::new(Status::Busy, text))
+    }
+
+    /// True when a queue pair could not be destroyed: what it was doing may still go on.
+    fn has_stuck_rail(&self) -> bool {
+        let core = &self.shared.core;
+        (0..self.shared.nics()).any(|lane| {
+            core.with_port(lane, |port| matches!(port, AnyPort::Verbs(p) if p.stuck() > 0))
+        })
     }
 
     /// Closes a region of this engine: nobody begins to use it from here on.

@@ -4,6 +4,7 @@
 use core::fmt::Write as _;
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
@@ -159,15 +160,27 @@ impl<'t> Dir<'t> {
     }
 
     fn read_at_most(&self, relative: &str, limit: u64) -> Option<String> {
-        let path = self.path(&self.resolve(Path::new(relative))?);
-        if !std::fs::symlink_metadata(&path).ok()?.is_file() {
+        let file = self.open(relative)?;
+        // Before reading: a pipe or a device has no text of ours.
+        if !file.metadata().ok()?.is_file() {
             return None;
         }
-        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY;
-        let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
-        let mut bytes = Vec::new();
+        let mut bytes = Vec::with_capacity(64);
         file.take(limit).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn open(&self, relative: &str) -> Option<File> {
+        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY;
+        let open = |path: PathBuf| File::options().read(true).custom_flags(flags).open(path);
+        // Most are plain files of this folder, and soft devices have thousands.
+        if !relative.contains('/') && !matches!(relative, "" | "." | "..") {
+            match open(self.path(&self.names).join(relative)) {
+                Err(e) if e.raw_os_error() == Some(libc::ELOOP) => {}
+                done => return done.ok(),
+            }
+        }
+        open(self.path(&self.resolve(Path::new(relative))?)).ok()
     }
 }
 

@@ -4,8 +4,8 @@
 //!   signalled, and the last. A batch of WRITEs ends with a small READ of what was written last,
 //!   the only one signalled: an acknowledged WRITE is received, a READ behind it on the same queue
 //!   pair proves that it is placed. So no WRITE is reported done before its batch was read back.
-//! * `wr_id` is `epoch:16 | peer:16 | number:32`; the number is that of the first op it carries;
-//!   for a flush READ or a marker, that of the last op before it.
+//! * `wr_id` is `epoch:16 | peer:16 | number:32`. The number is that of the first op it carries; of
+//!   a flush READ or a marker, that of the last op before it.
 //! * Every signalled work request has a [`Span`] in its rail's ring. A success settles all up to
 //!   it. A failure names its own first op, whether it was signalled or not.
 //! * What the provider posted of a list that it refused stays in flight. If no signalled one is

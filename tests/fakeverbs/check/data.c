@@ -256,6 +256,11 @@ static void access_rights(void) {
     EQ(one(&a, &b, (struct op){.op = WRITE, .len = 8}), 0);
     EQ(one(&a, &b, (struct op){.op = READ, .len = 8}), IBV_WC_REM_INV_REQ_ERR);
     end();
+    P.qp_access = IBV_ACCESS_REMOTE_READ;
+    make_pair(&a, &b);
+    EQ(one(&a, &b, (struct op){.op = READ, .len = 8}), 0);
+    EQ(one(&a, &b, (struct op){.op = WRITE, .len = 8}), IBV_WC_REM_INV_REQ_ERR);
+    end();
     P.access = IBV_ACCESS_REMOTE_READ;
     make_pair(&a, &b);
     EQ(one(&a, &b, (struct op){.op = READ, .len = 8}), IBV_WC_LOC_PROT_ERR);

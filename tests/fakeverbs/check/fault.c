@@ -163,24 +163,20 @@ static void reordering(void) {
     own.qpn = qp2->qp_num;
     own.psn = own.qpn * 7 & 0xffffff;
     join(&c, c.qp, &own);
-    SET("fake0.hold=1;fake0.reorder=1");
-    for (uint64_t i = 0; i < 4; i++)
-        EQ(post(&a, a.qp, &h1, (struct op){.op = WRITE, .len = 8, .id = i, .flags = 2}), 0);
-    for (uint64_t i = 10; i < 14; i++)
-        EQ(post(&a, qp2, &h2, (struct op){.op = WRITE, .len = 8, .id = i, .flags = 2}), 0);
-    usleep(50000);
-    SET("fake0.hold=0");
-    usleep(50000);
-    uint64_t next[2] = {0, 10};
-    bool overtook = false;
-    for (int i = 0; i < 8; i++) {
-        struct ibv_wc wc = next_wc(a.cq, 5000);
-        int which = wc.wr_id >= 10;
-        EQ(wc.wr_id, next[which]++);
-        if (which != 0 && next[0] < 4) overtook = true;
-        if (which == 0 && next[1] < 14) overtook = true;
+    for (int reorder = 0; reorder < 2; reorder++) {
+        static const uint64_t WANT[2][8] = {{0, 1, 2, 3, 10, 11, 12, 13},
+                                            {10, 11, 12, 13, 0, 1, 2, 3}};
+        SET(reorder == 0 ? "fake0.reorder=0" : "fake0.reorder=1");
+        uint64_t before = counter("wc_total");
+        for (uint64_t i = 0; i < 8; i++) {
+            bool first = i < 4;
+            EQ(post(&a, first ? a.qp : qp2, first ? &h1 : &h2,
+                    (struct op){.op = WRITE, .len = 8, .id = i + (first ? 0 : 6), .flags = 2}),
+               0);
+            while (counter("wc_total") != before + i + 1) usleep(100);
+        }
+        for (int i = 0; i < 8; i++) EQ(next_wc(a.cq, 5000).wr_id, WANT[reorder][i]);
     }
-    TRUE(overtook);
     EQ(ibv_destroy_qp(qp2) | ibv_destroy_qp(c.qp), 0);
     end();
 }
@@ -271,21 +267,27 @@ static void black_holes(void) {
 static void late_writes(void) {
     static const struct op FLUSH[] = {{.op = READ, .len = 1}, {.op = SEND, .len = 1}};
     SET("fake1.late_writes=1");
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         make_pair(&a, &b);
         EQ(post_recv(&b, 1, 512, 8), 0);
         fill_bytes(a.buf, 100000, 5);
         EQ(one(&a, &b, (struct op){.op = WRITE, .len = 100000, .to = 4096}), 0);
         usleep(20000);
         EQ(b.buf[4096 + 1], 0);
-        struct op flush = FLUSH[i];
+        struct op flush = FLUSH[i % 2];
         flush.from = 500000;
         EQ(one(&a, &b, flush), 0);
         TRUE(same_bytes(b.buf + 4096, 100000, 5));
         EQ(one(&a, &b, (struct op){.op = WRITE, .len = 8, .to = 64}), 0);
         EQ(b.buf[65], 0);
-        EQ(to_state(b.qp, IBV_QPS_ERR), 0);
+        if (i < 2)
+            EQ(to_state(b.qp, IBV_QPS_ERR), 0);
+        else if (i == 2)
+            EQ(to_state(b.qp, IBV_QPS_RESET), 0);
+        else
+            EQ(ibv_dereg_mr(b.mr), 0);
         TRUE(same_bytes(b.buf + 64, 8, 5));
+        if (i == 3) b.mr = NULL;
         end();
     }
     EQ(counter("late_staged"), counter("late_placed"));

@@ -219,6 +219,60 @@ static void fenced_across(void) {
     end_side(&a);
 }
 
+static void stop_still(const struct other *o) {
+    int status;
+    kill(o->pid, SIGSTOP);
+    MUST(waitpid(o->pid, &status, WUNTRACED) == o->pid && WIFSTOPPED(status));
+}
+
+/* The peer's socket is full: what does not fit waits, and is not taken for a dead peer. */
+static void full_socket(void) {
+    enum { N = 40 };
+    struct ibv_qp *qp[N];
+    P.cqe = 64;
+    make_side(&a, 0);
+    struct other o = start_other();
+    connect_other(&a, &o);
+    stop_still(&o);
+    for (int i = 0; i < N; i++) {
+        qp[i] = make_qp(&a, a.cq);
+        join(&a, qp[i], &o.hello);
+        EQ(post(&a, qp[i], &o.hello,
+                (struct op){.op = IBV_WR_RDMA_WRITE, .len = 60000, .flags = 2}), 0);
+    }
+    usleep(200000);
+    EQ(counter("dropped"), 0);
+    kill(o.pid, SIGCONT);
+    for (int i = 0; i < N; i++) EQ(status_of(a.cq, NULL), IBV_WC_RETRY_EXC_ERR);
+    for (int i = 0; i < N; i++) EQ(ibv_destroy_qp(qp[i]), 0);
+    stop_other(&o, 0);
+    end_side(&a);
+}
+
+/* A peer that is slow gets the packet again, and carries it out once. */
+static void once_only(void) {
+    P.retry = 7;
+    P.timeout = 8;
+    make_side(&a, 0);
+    struct other o = start_other();
+    connect_other(&a, &o);
+    EQ(ask(&o, 'r', 1, 8), 0);
+    EQ(ask(&o, 'r', 2, 8), 0);
+    SET("slow_peer_ms=50");
+    stop_still(&o);
+    EQ(post(&a, a.qp, &o.hello, (struct op){.op = IBV_WR_SEND, .len = 8, .flags = 2}), 0);
+    usleep(180000);
+    TRUE(counter("retries") >= 2);
+    SET("slow_peer_ms=5000");
+    kill(o.pid, SIGCONT);
+    EQ(status_of(a.cq, NULL), 0);
+    EQ(ask(&o, 'w', 0, 0), 1);
+    EQ(ask(&o, 'e', 0, 0), 0);
+    EQ(ask(&o, 'w', 0, 0), (uint64_t)IBV_WC_WR_FLUSH_ERR << 32 | 2);
+    stop_other(&o, 0);
+    end_side(&a);
+}
+
 static void put_file(const char *name, const char *text) {
     char path[256];
     snprintf(path, sizeof path, "%s/%s", getenv("FAKEVERBS_BUS"), name);
@@ -269,6 +323,8 @@ const struct check PROCESS_CHECKS[] = {
     {"keys across", keys_across, NULL},
     {"dead peer", dead_peer, NULL},
     {"fenced across", fenced_across, NULL},
+    {"full socket", full_socket, NULL},
+    {"once only", once_only, NULL},
     {"control file", control_file, NULL},
     {"two hosts", two_hosts, NULL},
     {NULL, NULL, NULL},

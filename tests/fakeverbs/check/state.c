@@ -177,6 +177,11 @@ static void posting(void) {
             EQ(id, 5);
             EQ(status_of(a.cq, &id), IBV_WC_WR_FLUSH_ERR);
             EQ(id, 6);
+            a.qp = qp;
+            EQ(post_recv(&a, 7, 0, 8), 0);
+            a.qp = own;
+            EQ(status_of(a.cq, &id), IBV_WC_WR_FLUSH_ERR);
+            EQ(id, 7);
         }
         EQ(ibv_destroy_qp(qp), 0);
     }
