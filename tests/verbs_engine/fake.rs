@@ -152,6 +152,7 @@ pub(crate) fn dress(command: &mut Command, folder: &Path, host: u8, devices: usi
         ("KVRAIL_SYSROOT", tree.display().to_string()),
         ("KVRAIL_TEST_FOLDER", folder.display().to_string()),
         ("KVRAIL_LOG", "info".to_string()),
+        ("RUST_BACKTRACE", "0".to_string()),
     ];
     let library = Path::new(&std::env::var("KVRAIL_TEST_FAKE").unwrap_or_default()).to_owned();
     let library = built().map_or(library, Path::to_owned);
