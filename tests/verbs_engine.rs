@@ -30,12 +30,18 @@ mod fake;
 #[path = "verbs_engine/rig.rs"]
 mod rig;
 
+#[path = "verbs_engine/events.rs"]
+mod events;
+#[path = "verbs_engine/faults.rs"]
+mod faults;
 #[path = "verbs_engine/limits.rs"]
 mod limits;
 #[path = "verbs_engine/moves.rs"]
 mod moves;
 #[path = "verbs_engine/pairing.rs"]
 mod pairing;
+#[path = "verbs_engine/processes.rs"]
+mod processes;
 #[path = "verbs_engine/regions.rs"]
 mod regions;
 #[path = "verbs_engine/strangers.rs"]

@@ -154,8 +154,7 @@ pub(crate) fn dress(command: &mut Command, folder: &Path, host: u8, devices: usi
         ("KVRAIL_LOG", "info".to_string()),
         ("RUST_BACKTRACE", "0".to_string()),
     ];
-    let library = Path::new(&std::env::var("KVRAIL_TEST_FAKE").unwrap_or_default()).to_owned();
-    let library = built().map_or(library, Path::to_owned);
+    let library = built().unwrap();
     let mut maker = Command::new(library.join("fakeverbs-tree"));
     let made = maker.arg(&tree).envs(vars.clone()).status().unwrap();
     assert!(made.success(), "fakeverbs-tree, {knobs}");

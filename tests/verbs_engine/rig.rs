@@ -264,6 +264,29 @@ impl Pair {
         }
     }
 
+    /// Some scattered pieces, by READ: they may go to another rail.
+    pub(crate) fn moves_some_reads(&mut self, n: usize) {
+        let pieces = scatter(&mut self.rng, n, self.a.mem.len, self.b.mem.len);
+        self.moves(Direction::Read, &pieces);
+    }
+
+    /// Waits until the peer can be used again, as an application does: it may still count as
+    /// connected for a moment after a transfer ended for want of a rail.
+    pub(crate) fn back(&self) {
+        let one = [Piece { here: 0, there: 0, len: 1 }];
+        let works = || {
+            let up = self.a.e.peer_connect(self.peer, HANG);
+            up.is_ok() && self.carry(Direction::Read, &one) == Ok(Status::Ok)
+        };
+        wait(works, || format!("the peer never came back: {:?}", self.a.e.peer_state(self.peer)));
+    }
+
+    /// `a` dials `b` again, whom it forgot. Both sides know it.
+    pub(crate) fn meet_again(&mut self) {
+        wait(|| self.b.e.info().peers == 0, || "b still knows a".into());
+        (self.peer, self.far) = self.a.meet(&self.b);
+    }
+
     /// Bytes that went over each rail of `a`, its own lane left out.
     pub(crate) fn spread(&self) -> Vec<u64> {
         let n = self.a.e.info().rails;
