@@ -122,8 +122,9 @@ fn carve<'m>(
     };
     let mut net = AnyNet::new(arena, Streams::new(epoll), limits.peers, nics)?;
     for (lane, rail) in rails.into_iter().flat_map(Rails::iter).enumerate() {
+        let (cq, entries) = (rail.device.mail_cq(), rail.device.facts().mail_entries);
         // SAFETY: V31: the NICs outlive the core (field order of `Shared`), which alone polls this.
-        unsafe { net.open_lane(lane as u32, rail.device.mail_cq()) };
+        unsafe { net.open_lane(lane as u32, cq, entries) };
     }
     let parts = Parts {
         limits,

@@ -3,7 +3,7 @@
 use kvrail::host::config::Config;
 use kvrail::table::Direction;
 
-use crate::rig::{scatter, twins, Pair, Piece, BOTH, MIB};
+use crate::rig::{config, nics, scatter, twins, Pair, Piece, Side, BOTH, MIB};
 
 /// Descriptors of one transfer at the edges of claims and queues.
 const COUNTS: [usize; 7] = [1, 63, 64, 65, 127, 128, 129];
@@ -26,7 +26,7 @@ fn counts(knobs: &str, tune: impl Fn(&mut Config)) {
 #[test]
 fn queues_of_any_depth_carry_any_number_of_descriptors() {
     let fake = alone!(4, &twins(2));
-    for knobs in ["max_qp_wr=16", "max_qp_wr=64", "max_qp_wr=128", "max_qp_wr=65;*.max_cqe=64"] {
+    for knobs in ["max_qp_wr=8", "max_qp_wr=64", "max_qp_wr=128", "max_qp_wr=65;*.max_cqe=64"] {
         fake.set(&format!("*.{knobs}"));
         counts(knobs, |_| {});
         fake.set("*.max_qp_wr=4096;*.max_cqe=1M");
@@ -178,5 +178,68 @@ fn without_thread_domains_all_is_the_same() {
     pair.moves_some(200);
     assert_eq!(fake.get("live.td"), 0);
     drop(pair);
+    fake.is_empty();
+}
+
+/// All peers' messages come through one completion queue. It is too small for them all at once, and
+/// nobody takes anything out of it meanwhile.
+#[test]
+fn many_peers_share_a_small_queue_of_messages() {
+    let fake = alone!(8, "fake0.max_cqe=64");
+    let a = Config { progress_thread: false, ..config("a", "fake0") };
+    let a = Side::new(a, MIB);
+    let peers: Vec<_> = (1..8)
+        .map(|i| {
+            let b = Side::new(config(&format!("b{i}"), &nics([i])), MIB);
+            let (to, _) = b.meet(&a);
+            (b, to)
+        })
+        .collect();
+    const EACH: usize = 40;
+    for n in 0..EACH {
+        for (b, to) in &peers {
+            b.e.notify(*to, &[n as u8; 3000]).unwrap();
+        }
+    }
+    let sent = || fake.get("wr_send") >= 7 * 3;
+    crate::fake::wait(sent, || format!("{} sends", fake.get("wr_send")));
+    let got = crate::rig::notifs(&a.e, 7 * EACH);
+    for i in 1..8 {
+        let name = format!("b{i}");
+        let mine = got.iter().filter(|(from, _)| from == name.as_bytes());
+        let texts: Vec<_> = mine.map(|(_, text)| text.clone()).collect();
+        let want: Vec<_> = (0..EACH).map(|n| vec![n as u8; 3000]).collect();
+        assert_eq!(texts, want, "{name}");
+    }
+    assert_eq!(fake.get("cq_overruns"), 0);
+    drop((a, peers));
+    fake.is_empty();
+}
+
+/// A completion queue of 16 entries has room for the messages of two peers.
+#[test]
+fn a_peer_too_many_for_the_queue_of_messages_is_refused_in_words() {
+    let fake = alone!(4, "fake0.max_cqe=16");
+    let a = Side::new(config("a", "fake0"), MIB);
+    let mut peers = Vec::new();
+    for i in 1..4 {
+        let b = Side::new(config(&format!("b{i}"), &nics([i])), MIB);
+        let to = b.e.peer_add(a.e.metadata(), None).unwrap().raw();
+        let up = b.e.peer_connect(to, crate::fake::HANG);
+        if i == 3 {
+            let e = up.unwrap_err();
+            assert!(e.message.contains("queue for messages has 16 entries"), "{e}");
+            // One goes, and there is room again.
+            drop(peers.pop());
+            crate::fake::wait(|| a.e.info().peers < 2, || "a still knows it".into());
+            b.e.peer_connect(to, crate::fake::HANG).unwrap();
+        }
+        peers.push((b, to));
+    }
+    for (b, to) in &peers {
+        b.e.notify(*to, b"hello").unwrap();
+    }
+    assert_eq!(crate::rig::notifs(&a.e, 2).len(), 2);
+    drop((a, peers));
     fake.is_empty();
 }
