@@ -137,13 +137,13 @@ impl<'m> AnyNet<'m> {
         done
     }
 
-    /// Gives a lane the completion queue of its messages.
+    /// Gives a lane the completion queue of its messages, of `entries` entries.
     ///
     /// # Safety
     /// As for [`Post::open_lane`] (V31).
-    pub unsafe fn open_lane(&mut self, lane: u32, cq: *mut ibv_cq) {
+    pub unsafe fn open_lane(&mut self, lane: u32, cq: *mut ibv_cq, entries: u32) {
         // SAFETY: V31: the caller's promise.
-        unsafe { self.post.open_lane(lane, cq) };
+        unsafe { self.post.open_lane(lane, cq, entries) };
     }
 
     /// Opens a mailbox, in place of the one that was there.
