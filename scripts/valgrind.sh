@@ -20,8 +20,11 @@ log=$(mktemp) passed=0 failed=0
 trap 'rm -f "$log"' EXIT
 while IFS= read -r program; do
     name=$(basename "$program")
+    # Of those that move much, the ones with the most corners.
+    filter=()
+    case $name in verbs_move-*) filter=(a_bad_access a_rail_that_is_closed) ;; esac
     if valgrind -q --error-exitcode=9 --fair-sched=yes --child-silent-after-fork=yes \
-        "$program" --test-threads=1 < /dev/null > "$log" 2>&1; then
+        "$program" --test-threads=1 "${filter[@]}" < /dev/null > "$log" 2>&1; then
         line=$(grep -E '^test result: ok' "$log" | tail -n 1)
         count=$(sed -n 's/.* \([0-9]*\) passed.*/\1/p' <<< "$line")
         echo "valgrind: ${name%-*}: ${count:-0} passed"

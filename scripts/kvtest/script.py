@@ -1,4 +1,4 @@
-"""Parts that are a script which counts its own checks: notes, then "N passed, M failed, K skipped"."""
+"""Parts that are a script which counts its own checks: notes, then "N passed, M failed"."""
 
 import re
 
