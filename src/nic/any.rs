@@ -167,6 +167,16 @@ impl<'m> AnyNet<'m> {
         self.post.proof(peer, lane)
     }
 
+    /// The oldest frame of a mailbox that did not complete, if one is due.
+    pub fn mail_oldest(&self, peer: u32, lane: u32) -> Option<u32> {
+        self.post.oldest(peer, lane)
+    }
+
+    /// Breaks a mailbox whose frames do not complete.
+    pub fn give_up_mail(&mut self, peer: u32, lane: u32) {
+        self.post.give_up(peer, lane);
+    }
+
     /// Closes a mailbox, unless it is another one by now.
     pub fn close_mail(&mut self, peer: u32, lane: u32, link: &MailLink<'m>) {
         if link.is_current() {

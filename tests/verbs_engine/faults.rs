@@ -1,5 +1,7 @@
 //! Work requests that fail, hang or complete oddly.
 
+use core::time::Duration;
+
 use kvrail::status::Status;
 use kvrail::table::Direction;
 
@@ -263,5 +265,42 @@ fn late_and_reordered_completions_do_no_harm() {
             pair.moves_some(n);
         }
     }
+    fake.is_empty();
+}
+
+/// A message that hangs in a link that died silently: its sender must hear of it.
+#[test]
+fn a_message_that_hangs_is_noticed() {
+    let fake = alone!(4, &twins(2));
+    let pair = Pair::twins(2, MIB, |c| c.rail_timeout_ms = 300);
+    // Queue pairs of messages are on the first rail.
+    fake.set("fake0.blackhole=1");
+    pair.a.e.notify(pair.peer, b"hello").unwrap();
+    let mut heard = false;
+    wait(
+        || {
+            pair.b.e.notifs(&mut |_, _| heard = true).unwrap();
+            heard || pair.a.e.peer_state(pair.peer) != Ok(Status::Ok)
+        },
+        || "the message is neither there nor given up".into(),
+    );
+}
+
+/// Most frames are not signalled, so nothing ever completes for the last of them by itself.
+#[test]
+fn an_idle_stream_is_not_taken_for_one_that_hangs() {
+    let fake = alone!(4, &twins(2));
+    let pair = Pair::twins(2, MIB, |c| c.rail_timeout_ms = 100);
+    for round in 0..3u8 {
+        // One frame, and many: all of a window and more.
+        pair.a.e.notify(pair.peer, &[round]).unwrap();
+        assert_eq!(notifs(&pair.b.e, 1)[0].1, [round]);
+        pair.a.e.notify(pair.peer, &vec![round; 60_000]).unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(notifs(&pair.b.e, 1)[0].1, vec![round; 60_000]);
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(pair.a.e.peer_state(pair.peer), Ok(Status::Ok));
+    }
+    drop(pair);
     fake.is_empty();
 }

@@ -1,9 +1,10 @@
 //! Small devices: every limit that one may have, and what an engine makes of it.
 
 use kvrail::host::config::Config;
-use kvrail::table::Direction;
+use kvrail::status::Status;
+use kvrail::table::{Desc, Direction};
 
-use crate::rig::{config, nics, scatter, twins, Pair, Piece, Side, BOTH, MIB};
+use crate::rig::{config, finish, nics, notifs, scatter, twins, Pair, Piece, Side, BOTH, MIB};
 
 /// Descriptors of one transfer at the edges of claims and queues.
 const COUNTS: [usize; 7] = [1, 63, 64, 65, 127, 128, 129];
@@ -19,8 +20,17 @@ fn counts(knobs: &str, tune: impl Fn(&mut Config)) {
                 eprintln!("{knobs}, {rails} rails, stripe_width {width}, {n} descriptors");
                 pair.moves_some(n);
             }
+            // More than any window of frames, at once.
+            let texts: Vec<_> = (0..40).map(|i| vec![i; 4000]).collect();
+            for text in &texts {
+                pair.a.e.notify(pair.peer, text).unwrap();
+            }
+            let got: Vec<_> = notifs(&pair.b.e, 40).into_iter().map(|(_, t)| t).collect();
+            assert_eq!(got, texts);
         }
     }
+    let fake = crate::fake::Fake::loaded();
+    assert_eq!(fake.get("rnr"), 0, "a message met no receive");
 }
 
 #[test]
@@ -178,6 +188,62 @@ fn without_thread_domains_all_is_the_same() {
     pair.moves_some(200);
     assert_eq!(fake.get("live.td"), 0);
     drop(pair);
+    fake.is_empty();
+}
+
+/// All peers' completions come through one queue, which is too small for them all at once; they come
+/// in one go, when nobody looks.
+#[test]
+fn many_peers_share_a_small_completion_queue() {
+    let fake = alone!(8, "fake0.max_cqe=64");
+    let a = Config { progress_thread: false, ..config("a", "fake0") };
+    let a = Side::new(a, MIB);
+    let peers: Vec<_> = (1..8)
+        .map(|i| {
+            let b = Side::new(config(&format!("b{i}"), &nics([i])), 128 << 10);
+            let to = a.meet(&b);
+            (b, to)
+        })
+        .collect();
+    for direction in BOTH {
+        fake.set("fake0.hold=1");
+        let own = a.mem.fill(100);
+        let mut posted = Vec::new();
+        for (i, (b, (peer, far))) in peers.iter().enumerate() {
+            let there = b.mem.fill(i as u64);
+            let base = i * (128 << 10);
+            // Apart on both sides: a work request each.
+            let place = |k: usize| (k * 2 * 128, 64u64);
+            let local = |k| Desc {
+                addr: a.mem.base() + (base + place(k).0) as u64,
+                len: place(k).1,
+                dev: 0,
+                region: a.region,
+            };
+            let remote =
+                |k| Desc { addr: b.mem.base() + place(k).0 as u64, region: *far, ..local(k) };
+            let (local, remote): (Vec<_>, Vec<_>) = (0..512).map(|k| (local(k), remote(k))).unzip();
+            let t = a.e.prepare_descs(direction, *peer, &local, &remote).unwrap().raw();
+            a.e.post(t, None).unwrap();
+            posted.push((t, base, there));
+        }
+        fake.set("fake0.hold=0");
+        std::thread::sleep(core::time::Duration::from_millis(50));
+        for (i, (t, base, there)) in posted.into_iter().enumerate() {
+            assert_eq!(finish(&a.e, t), Ok(Status::Ok), "{direction:?}, peer {i}");
+            a.e.release(t).unwrap();
+            let (own, here) = (&own[base..], a.mem.copy());
+            let (here, now) = (&here[base..], peers[i].0.mem.copy());
+            for k in (0..512).map(|k| k * 256) {
+                match direction {
+                    Direction::Read => assert_eq!(here[k..k + 64], there[k..k + 64]),
+                    Direction::Write => assert_eq!(now[k..k + 64], own[k..k + 64]),
+                }
+            }
+        }
+        assert_eq!(fake.get("cq_overruns"), 0, "{direction:?}");
+    }
+    drop((a, peers));
     fake.is_empty();
 }
 

@@ -77,6 +77,10 @@ fn a_pair_that_does_not_prove_itself_is_left_out() {
             |name: &str, nics: &str| Config { connect_timeout_ms: 4000, ..striped(name, nics) };
         let a = short("a", &nics(0..4));
         let mut pair = Pair::new(a, short("b", &nics(4..8)), MIB);
+        for device in [bad, bad + 4] {
+            let name = format!("fake{device}.live.qp");
+            crate::fake::wait(|| fake.get(&name) == 0, || format!("{name}: {}", fake.get(&name)));
+        }
         pair.moves_some(400);
         let spread = pair.spread();
         assert!(spread.iter().enumerate().all(|(i, n)| (*n > 0) == (i != bad)), "{spread:?}");

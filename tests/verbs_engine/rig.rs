@@ -125,16 +125,13 @@ pub(crate) fn scatter(rng: &mut Rng, n: usize, here: usize, there: usize) -> Vec
         rng.shuffle(&mut places[1]);
     }
     rng.shuffle(&mut places[0]);
+    let [here, there] = places;
     let mut out = Vec::new();
-    for i in 0..n {
+    for (here, there) in here.into_iter().zip(there) {
         let full = rng.below(3) > 0;
         let len = if full { cell } else { 1 + rng.below(cell as u64) as usize };
         let slack = |rng: &mut Rng| rng.below((cell - len) as u64 + 1) as usize;
-        out.push(Piece {
-            here: places[0][i] * cell + slack(rng),
-            there: places[1][i] * cell + slack(rng),
-            len,
-        });
+        out.push(Piece { here: here * cell + slack(rng), there: there * cell + slack(rng), len });
     }
     out
 }

@@ -1,8 +1,9 @@
 //! Who must not get in, or not hold anybody up; and what failed connects leave behind: nothing.
 
+use core::net::SocketAddr;
 use core::time::Duration;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::time::Instant;
 
 use kvrail::host::blob::ConnBlob;

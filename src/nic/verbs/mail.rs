@@ -66,6 +66,8 @@ pub mod vendor {
     pub const QUEUE: u32 = 0x102;
     /// The mailbox was closed.
     pub const CLOSED: u32 = 0x103;
+    /// What was sent did not complete in time.
+    pub const HANGS: u32 = 0x104;
     /// The provider refused a work request; its errno in the low bits.
     pub const POST: u32 = 0x1_0000;
 
@@ -325,6 +327,26 @@ impl<'m> Post<'m> {
     /// received. False: it failed, or another cookie came. `None`: not known yet, or closed.
     pub fn proof(&self, peer: u32, lane: u32) -> Option<bool> {
         self.cell(peer, lane)?.with(|m| m.proof())
+    }
+
+    /// Number of the oldest frame that a mailbox sent and whose completion is due. The same number
+    /// twice means no progress between. `None`: nothing is due.
+    pub fn oldest(&self, peer: u32, lane: u32) -> Option<u32> {
+        self.cell(peer, lane)?.with(|m| if m.is_open() { m.oldest() } else { None })
+    }
+
+    /// Breaks a mailbox whose frames do not complete, as if the queue pair had.
+    pub fn give_up(&mut self, peer: u32, lane: u32) {
+        let Some(cell) = self.cell(peer, lane) else { return };
+        let open = cell.with(|m| {
+            if m.is_open() {
+                m.fail(vendor::HANGS);
+            }
+            m.is_open()
+        });
+        if open {
+            self.enqueue(peer);
+        }
     }
 
     /// The byte stream over a mailbox's present queue pair. After [`Post::close`] it says that it

@@ -77,6 +77,8 @@ pub(super) struct Mailbox {
     // Sending. Buffers are used in turn; those of the frames `done..sent` are the NIC's.
     sent: u32,
     done: u32,
+    /// Number behind the last frame that was signalled.
+    marked: u32,
     credits: u32,
     greeted: bool,
     greeting_done: bool,
@@ -87,6 +89,8 @@ pub(super) struct Mailbox {
     known: bool,
     inbox: Inbox,
     broken: Option<u32>,
+    /// The frame that goes out now is to tell whether the link works.
+    probing: bool,
 }
 
 impl Mailbox {
@@ -106,6 +110,7 @@ impl Mailbox {
             expected: [0; 16],
             sent: 0,
             done: 0,
+            marked: 0,
             credits: 0,
             greeted: false,
             greeting_done: false,
@@ -115,6 +120,7 @@ impl Mailbox {
             known: false,
             inbox: Inbox::EMPTY,
             broken: None,
+            probing: false,
         }
     }
 
@@ -247,13 +253,18 @@ impl Mailbox {
         let slot = self.sent % self.sends;
         let total = HEAD + usize::from(len);
         let sge = self.sge(MAIL_RECEIVES + slot, total);
-        let signal =
-            kind == PROOF || slot % SIGNAL_EVERY == SIGNAL_EVERY - 1 || self.free_sends() <= FEW;
+        let signal = self.probing
+            || kind == PROOF
+            || slot % SIGNAL_EVERY == SIGNAL_EVERY - 1
+            || self.free_sends() <= FEW;
         let flags = (total <= self.inline as usize, signal);
         // SAFETY: V30: the buffer is free; it is the NIC's from here on, until the frame is done.
         match unsafe { wire::send(self.qp, sge, self.id(false, slot as u8), flags) } {
             Ok(()) => {
                 self.sent = self.sent.wrapping_add(1);
+                if signal {
+                    self.marked = self.sent;
+                }
                 self.credits -= 1;
                 self.owed = 0;
                 Ok(())
@@ -279,6 +290,27 @@ impl Mailbox {
             // A failure is kept in `broken`.
             let _ = self.post_send(CREDIT, 0);
         }
+    }
+
+    /// The oldest frame that is not known to be received; a completion is due for it, which a frame
+    /// without content is sent for if no other tells. `None`: there is none, or none can be sent.
+    pub(super) fn oldest(&mut self) -> Option<u32> {
+        let flying = self.sent.wrapping_sub(self.done);
+        if self.broken.is_some() || !self.known || flying == 0 {
+            return None;
+        }
+        // Marked frames lie between `done` and `sent`, or are done.
+        let due = self.marked.wrapping_sub(self.done);
+        if due == 0 || due > flying {
+            if self.credits <= 1 || self.free_sends() == 0 {
+                return None;
+            }
+            self.probing = true;
+            let sent = self.post_send(CREDIT, 0);
+            self.probing = false;
+            sent.ok()?;
+        }
+        Some(self.done)
     }
 
     /// A send completed, and with it all before it.
