@@ -326,8 +326,9 @@ static kvr_status carry(const struct job *job, kvr_transfer *part, const unsigne
     double begin = now();
     kvr_status worst = KVR_OK;
     for (size_t i = 0; i < job->parts; i++) {
-        kvr_status s = kvr_transfer_post(me.engine, part[i], message, job->notif);
-        if (s < 0 && kvr_transfer_check(me.engine, part[i]) >= 0) return s;
+        kvr_status s = kvr_transfer_post(me.engine, part[i], message,
+                                         message ? job->notif : 0);
+        if (s < 0) return s;
     }
     *post_seconds += now() - begin;
     for (size_t i = 0; i < job->parts; i++) {
@@ -401,6 +402,8 @@ static void transfer(bool write, char *words) {
     kvr_status status = KVR_OK;
     const char *wrong = NULL;
     NEED(part && job.notif <= sizeof message);
+    /* After an error all rails may be gone, and the connection with them: it is dialled again. */
+    MUST(kvr_peer_connect(me.engine, t->peer, 10000));
     what_must_be(&job, write, block);
     prepare(&job, write, block, part);
     rails(counters, sizeof counters, before);
@@ -410,7 +413,8 @@ static void transfer(bool write, char *words) {
         tell(t, (struct request){AWAIT, job.parts == 1, me.series, 1, job.notif});
     for (size_t i = 0; i < job.times && status == KVR_OK; i++) {
         double begin = now();
-        status = carry(&job, part, job.notif ? message : NULL, &posts);
+        bool last = i + 1 == job.times;
+        status = carry(&job, part, last && job.notif ? message : NULL, &posts);
         took += now() - begin;
     }
     if (job.notif) {
@@ -423,7 +427,9 @@ static void transfer(bool write, char *words) {
     }
     if (!wrong) wrong = judge(&job, status);
     rails(counters, sizeof counters, before);
-    if (wrong) printf("error %s (after %.3f s; rails=%s)\n", wrong, took, counters);
+    if (wrong)
+        printf("error %s (status %d, %s, after %.3f s; rails=%s)\n", wrong, status,
+               kvr_strerror(status), took, counters);
     else
         printf("ok status=%d bytes=%lu seconds=%.6f rails=%s post_us=%.0f\n", status,
                total * job.times, took, counters, posts * 1e6);

@@ -6,14 +6,14 @@
 . "$LAB_HOME/mover.sh"
 check "$LAB_RAILS rails" rails_veth "$LAB_RAILS" || exit 1
 here=$(devices a) there=$(devices b)
-# shares COMMAND FAST SLOW PERCENT : rail 0 carries FAST/SLOW of what rail 1 does, give or take; by
+# shares COMMAND FAST SLOW PERCENT [BLOCKS] : rail 0 carries FAST/SLOW of what rail 1 does, give or take; by
 # the engine's counters, and by those of the interface that the data leaves.
 shares() {
     local what=$1 end=a fast slow x y
     [ "$what" = write ] || end=b
     get_cnt tx bytes ${end}0 && x=-$REPLY
     get_cnt tx bytes ${end}1 && y=-$REPLY
-    ask "$what" count=1024 slots=256 min=65536 max=65536 || return
+    ask "$what" count=${5:-1024} slots=256 min=65536 max=65536 || return
     get_cnt tx bytes ${end}0 && x=$((x + REPLY))
     get_cnt tx bytes ${end}1 && y=$((y + REPLY))
     rail_bytes 0 && fast=$REPLY
@@ -37,7 +37,7 @@ for end in a b; do
     rate ${end}1 80mbit
 done
 for what in read write; do
-    check "$what: 320 against 80 Mbit/s, bytes 4 to 1 within 15 %" shares $what 4 1 15
+    check "$what: 320 against 80 Mbit/s, bytes 4 to 1 within 15 %" shares $what 4 1 15 2560
     say "$ANSWER"
 done
 check "a good end" mover_end

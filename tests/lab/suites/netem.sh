@@ -1,0 +1,82 @@
+#!/bin/bash
+# lab-about: loss, delay, reordering and duplicates on 1 rail of 2, and a rail that goes silent
+# lab-rails: 2
+# lab-limit: 110
+# lab-needs: mover
+. "$LAB_HOME/mover.sh"
+check "$LAB_RAILS rails" rails_veth "$LAB_RAILS" || exit 1
+here=$(devices a) there=$(devices b)
+counter() { read -r REPLY < "/sys/class/infiniband/$1/ports/1/hw_counters/$2"; }
+dropped() { tc -s qdisc show dev "$1" | sed -n 's/.*dropped \([0-9]*\).*/\1/p' | head -n 1; }
+# slow MILLISECONDS COMMAND... : it takes that long at least, as it must under this fault.
+slow() {
+    local least=$1
+    shift
+    ask "$@" || return
+    answered seconds
+    REPLY=${REPLY/./}
+    [ $((10#$REPLY)) -ge $((1000 * least)) ]
+}
+# grows DEVICE COUNTER COMMAND... : the fault did happen.
+grows() {
+    local dev=$1 name=$2 before
+    shift 2
+    counter "$dev" "$name"
+    before=$REPLY
+    ask "$@" || return
+    counter "$dev" "$name"
+    echo "$name of $dev: $before, then $REPLY"
+    [ "$REPLY" -gt "$before" ]
+}
+drops() { # drops NETDEV COMMAND...
+    local dev=$1 before
+    before=$(dropped "$dev")
+    shift
+    ask "$@" || return
+    [ "$(dropped "$dev")" -gt "$before" ]
+}
+both_ends() { # both_ends FAULT VALUE...
+    "$1" a0 "${@:2}" && "$1" b0 "${@:2}"
+}
+blocks="count=400 min=1 max=30000 notif=500"
+
+check "engines" mover "$here" "$there" a.stripe_width=0 || exit 1
+both_ends loss 1%
+check "loss of 1 %: read" drops b0 read $blocks
+check "loss of 1 %: write" drops a0 write $blocks
+check "loss of 1 %: 500 notifications in order" ask notify count=500 size=300
+both_ends delay 5ms
+check "delay of 5 ms: read" slow 10 read $blocks
+check "delay of 5 ms: write" slow 10 write $blocks
+both_ends reorder 1%
+check "reordering of 1 %: read" ask read $blocks
+check "reordering of 1 %: write" grows rb0 out_of_seq_request write $blocks
+both_ends duplicate 1%
+check "duplicates of 1 %: read" grows rb0 duplicate_request read $blocks times=2
+check "duplicates of 1 %: write" grows rb0 duplicate_request write $blocks
+both_ends heal
+check "healed: both rails carry" ask write $blocks
+
+# Silent from now on, without a link event. A READ goes to the other rail. WRITEs of the silent rail
+# might still land, so a WRITE that it carried ends in "no rail" (-50).
+silence() { # silence COMMAND... : new engines with both rails, then one goes silent
+    mover_end && mover "$here" "$there" a.stripe_width=0 &&
+        ask read count=64 min=32768 max=32768 && rail_bytes 0 && [ "$REPLY" != 0 ] || return
+    both_ends loss 100%
+    ask "$@"
+}
+# A message that is on its way when the rail of messages dies is lost (docs/architecture.md, 5.3),
+# so there are none until that rail was given up.
+quiet="count=400 min=1 max=30000"
+large="count=400 min=30000 max=30000 within=12"
+check "silence, read: ends well on the other rail" silence read $large
+say "$ANSWER"
+check "still silent: write" ask write $quiet
+both_ends heal
+check "silence, write: ends with an error" silence write $large expect=-50
+say "$ANSWER"
+check "still silent: write" ask write $quiet
+check "still silent: read" ask read $quiet
+both_ends heal
+check "after it: read" ask read $blocks
+check "a good end" mover_end
