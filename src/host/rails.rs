@@ -3,7 +3,7 @@
 use core::num::NonZeroU32;
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use rdma_core_sys::Verbs;
 
@@ -59,11 +59,19 @@ pub(super) fn count(choice: &Choice) -> u32 {
 
 fn request(config: &Config) -> nics::Request {
     let names = config.nics.split(',').filter(|n| !n.is_empty());
-    nics::Request {
-        sysroot: PathBuf::from(variable("KVRAIL_SYSROOT").unwrap_or_else(|| "/".into())),
-        numa: Some(config.numa_node).filter(|n| *n >= 0),
-        names: names.map(str::to_owned).collect(),
-    }
+    let sysroot = PathBuf::from(variable("KVRAIL_SYSROOT").unwrap_or_else(|| "/".into()));
+    let given = Some(config.numa_node).filter(|n| *n >= 0);
+    let numa = given.or_else(|| nics::numa_of_pci(&sysroot, &card(config)).filter(|n| *n >= 0));
+    nics::Request { sysroot, numa, names: names.map(str::to_owned).collect() }
+}
+
+/// The accelerator's name in sysfs. Where the runtime shows a process some cards only
+/// (`RBLN_VISIBLE_DEVICES`), `device_id` counts those.
+fn card(config: &Config) -> String {
+    let visible = variable("RBLN_VISIBLE_DEVICES").unwrap_or_default();
+    let at = usize::try_from(config.device_id).unwrap_or(usize::MAX);
+    let number = visible.split(',').nth(at).map(str::trim).filter(|n| !n.is_empty());
+    number.map_or_else(|| format!("rbln{}", config.device_id), |n| format!("rbln{n}"))
 }
 
 /// A variable for tests: not a parameter, since it changes what the host looks like.
@@ -163,6 +171,22 @@ impl Rails {
     pub(super) fn max_msg(&self) -> NonZeroU32 {
         let least = self.list.iter().map(|r| r.device.facts().max_msg_bytes).min();
         least.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX)
+    }
+
+    /// Says once when memory lies on a NUMA node that no NIC of ours sits on: every byte then
+    /// crosses the link between sockets.
+    pub(super) fn judge(&self, addr: u64) {
+        static ONCE: Once = Once::new();
+        let nodes: Vec<i32> = self.list.iter().map(|r| r.nic.numa).collect();
+        let Some(node) = nics::numa_of_address(addr as usize as *const u8) else { return };
+        if node >= 0 && !nodes.contains(&node) && nodes.iter().all(|n| *n >= 0) {
+            ONCE.call_once(|| {
+                log::warn(&format!(
+                    "registered memory is on NUMA node {node}, and the rails' NICs are on \
+                     {nodes:?}: set numa_node={node}, or allocate it on their node"
+                ));
+            });
+        }
     }
 
     /// Registers memory on every NIC, all at a time, or on none.

@@ -191,8 +191,8 @@ fn without_thread_domains_all_is_the_same() {
     fake.is_empty();
 }
 
-/// All peers' completions come through one queue, which is too small for them all at once; they come
-/// in one go, when nobody looks.
+/// All peers' completions come through one queue, which is too small for them all at once; they
+/// come in one go, when nobody looks.
 #[test]
 fn many_peers_share_a_small_completion_queue() {
     let fake = alone!(8, "fake0.max_cqe=64");

@@ -244,14 +244,14 @@ pub(super) const KEYS: &[Key] = &[
     ),
     number_key(
         "device_id",
-        "device whose memory is moved, 0..=65535; unused by local",
+        "card whose NUMA node the NICs must share, 0..=65535; unused by local",
         |c| &mut c.device_id,
         Unit::Count,
         0..=65_535,
     ),
     Key {
         name: "numa_node",
-        help: "NUMA node whose NICs are used, 0 to 65535, -1: any; unused by local",
+        help: "NUMA node whose NICs are used, 0 to 65535, -1: the card's, or any; unused by local",
         slot: Slot::Other(|c| c.numa_node.to_string(), set_numa_node),
     },
     Key {

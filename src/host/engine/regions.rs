@@ -35,6 +35,9 @@ impl Engine {
             return Err(Error::new(Status::Unsupported, text));
         }
         let registered = shared.rails.as_ref().map(|r| r.register(addr, len)).transpose()?;
+        if let Some(rails) = &shared.rails {
+            rails.judge(addr);
+        }
         let keys = match &registered {
             None => KeyList::EMPTY,
             Some(r) => {
