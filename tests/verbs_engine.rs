@@ -1,9 +1,9 @@
 //! Whole engines with transport `verbs` over the fake libibverbs (`tests/fakeverbs`): data and
 //! messages, pairing of rails, strangers, limits of devices, registrations, faults.
 //!
-//! The fake has one state for a process, and engines read `KVRAIL_IBVERBS` and `KVRAIL_SYSROOT` when
-//! they are made. So every test runs in a process of its own: this binary again, with that test
-//! only (`fake::alone`). Skipped loudly where gcc or the headers of libibverbs are missing;
+//! The fake has one state for a process, and engines read `KVRAIL_IBVERBS` and `KVRAIL_SYSROOT`
+//! when they are made. So every test runs in a process of its own: this binary again, with that
+//! test only (`fake::alone`). Skipped loudly where gcc or the headers of libibverbs are missing;
 //! `STRICT=1` makes that a failure.
 #![cfg(all(feature = "std", target_os = "linux"))]
 #![allow(
