@@ -159,6 +159,12 @@ link_kvrail() {
 }
 # The example as it is, but its second process uses the other devices.
 build_example() { link_kvrail pair -include "$lab/c/other_nics.h" examples/c/pair.c; }
+build_mover() { link_kvrail mover "$lab/c/mover.c"; }
+# The command `kvrail`, beside the suites' other programs.
+build_command() {
+    make --no-print-directory command && mkdir -p "$LAB_BIN" &&
+        cp "$CARGO_TARGET_DIR/release/kvrail" "$LAB_BIN/"
+}
 # Does this kvrail have the verbs driver? 77: not yet.
 build_verbs() { link_kvrail has_verbs "$lab/c/has_verbs.c" && "$LAB_BIN/has_verbs"; }
 declare -A ready=()

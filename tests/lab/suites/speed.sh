@@ -1,0 +1,43 @@
+#!/bin/bash
+# lab-about: stripe width 0 over 2 rails: equal ones share bytes, of unequal ones bytes follow speed
+# lab-rails: 2
+# lab-limit: 90
+# lab-needs: mover
+. "$LAB_HOME/mover.sh"
+check "$LAB_RAILS rails" rails_veth "$LAB_RAILS" || exit 1
+here=$(devices a) there=$(devices b)
+# shares COMMAND FAST SLOW PERCENT : rail 0 carries FAST/SLOW of what rail 1 does, give or take; by
+# the engine's counters, and by those of the interface that the data leaves.
+shares() {
+    local what=$1 end=a fast slow x y
+    [ "$what" = write ] || end=b
+    get_cnt tx bytes ${end}0 && x=-$REPLY
+    get_cnt tx bytes ${end}1 && y=-$REPLY
+    ask "$what" count=1024 slots=256 min=65536 max=65536 || return
+    get_cnt tx bytes ${end}0 && x=$((x + REPLY))
+    get_cnt tx bytes ${end}1 && y=$((y + REPLY))
+    rail_bytes 0 && fast=$REPLY
+    rail_bytes 1 && slow=$REPLY
+    echo "engine: $fast and $slow bytes; ${end}0 and ${end}1 sent $x and $y"
+    within $((fast * $3)) $((slow * $2)) "$4" && within $((x * $3)) $((y * $2)) "$4"
+}
+# within A B PERCENT : so near to each other.
+within() {
+    echo "$1 against $2: $((100 * $1 / $2)) %"
+    [ $((100 * $1)) -ge $(((100 - $3) * $2)) ] && [ $((100 * $1)) -le $(((100 + $3) * $2)) ]
+}
+check "engines" mover "$here" "$there" a.stripe_width=0 || exit 1
+for what in read write; do
+    check "$what: equal rails share bytes within 5 %" shares $what 1 1 5
+    say "$ANSWER"
+done
+# READs bring data from the b ends, WRITEs from the a ends.
+for end in a b; do
+    rate ${end}0 320mbit
+    rate ${end}1 80mbit
+done
+for what in read write; do
+    check "$what: 320 against 80 Mbit/s, bytes 4 to 1 within 15 %" shares $what 4 1 15
+    say "$ANSWER"
+done
+check "a good end" mover_end
