@@ -173,6 +173,7 @@ impl Rails {
         least.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX)
     }
 
+<<<<<<< HEAD
     /// Says once when memory lies on a NUMA node that no NIC of ours sits on: every byte then
     /// crosses the link between sockets.
     pub(super) fn judge(&self, addr: u64) {
@@ -190,11 +191,15 @@ impl Rails {
     }
 
     /// Registers memory on every NIC, all at a time, or on none.
+=======
+    /// Registers memory on every NIC, all at a time, or on none. A device that died is left out: it
+    /// gets no rail any more.
+>>>>>>> engine-verbs-tests
     pub(super) fn register(self: &Arc<Rails>, addr: u64, len: u64) -> Result<Registered> {
         let shift = self.piece_shift();
         let pieces = |rail: &Rail| {
             let mut mrs = Vec::new();
-            let mut at = 0;
+            let mut at = if rail.device.is_dead() { len } else { 0 };
             while at < len {
                 let n = (len - at).min(1 << shift);
                 match rail.device.register(addr + at, n, addr + at, false) {
@@ -223,6 +228,10 @@ impl Rails {
             failed = failed.or(fault.map(|f| (rail, f)));
         }
         match failed {
+            None if registered.pieces == 0 => {
+                let text = format!("registering {len} bytes: all {} NICs failed", self.len());
+                Err(Error::new(Status::NoRail, text))
+            }
             None => Ok(registered),
             // Dropping `registered` takes back what was registered.
             Some((rail, fault)) => Err(self.refused(rail, &fault, len)),
@@ -321,16 +330,22 @@ impl Registered {
         }
     }
 
+    /// A key of each piece, NIC by NIC; 0 where the NIC is dead.
+    fn each(&self, key: fn(&Mr) -> u32) -> impl Iterator<Item = u32> + '_ {
+        let rows = self.mrs.iter().flat_map(|mrs| (0..self.pieces).map(|i| mrs.get(i)));
+        rows.map(move |mr| mr.map_or(0, key))
+    }
+
     /// The lkeys, NIC by NIC, piece by piece.
     pub(super) fn lkeys(&self) -> impl Iterator<Item = u32> + '_ {
-        self.mrs.iter().flatten().map(|mr| mr.lkey)
+        self.each(|mr| mr.lkey)
     }
 
     /// The rkeys, for peers.
     pub(super) fn keys(&self) -> RegionKeys {
         RegionKeys {
             shift: self.shift(),
-            keys: self.mrs.iter().flatten().map(|mr| mr.rkey).collect(),
+            keys: self.each(|mr| mr.rkey).collect(),
             rails: self.mrs.len() as u8,
         }
     }

@@ -125,6 +125,11 @@ fn a_device_that_dies_takes_its_rails_with_it() {
             qps(fake, first + dead, 1);
         }
         assert_eq!(alive(&mut pair), left);
+        // Memory is registered on what is left.
+        let more = pair.a.e.register(pair.a.mem.base(), MIB as u64, 0).unwrap().raw();
+        let first = core::mem::replace(&mut pair.a.region, more);
+        assert_eq!(alive(&mut pair), left);
+        pair.a.e.deregister(core::mem::replace(&mut pair.a.region, first), false).unwrap();
         pair.a.e.notify(pair.peer, b"still here").unwrap();
         assert_eq!(crate::rig::notifs(&pair.b.e, 1)[0].1, b"still here");
         // A connect leaves it out.
