@@ -173,7 +173,6 @@ impl Rails {
         least.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX)
     }
 
-<<<<<<< HEAD
     /// Says once when memory lies on a NUMA node that no NIC of ours sits on: every byte then
     /// crosses the link between sockets.
     pub(super) fn judge(&self, addr: u64) {
@@ -190,11 +189,8 @@ impl Rails {
         }
     }
 
-    /// Registers memory on every NIC, all at a time, or on none.
-=======
     /// Registers memory on every NIC, all at a time, or on none. A device that died is left out: it
     /// gets no rail any more.
->>>>>>> engine-verbs-tests
     pub(super) fn register(self: &Arc<Rails>, addr: u64, len: u64) -> Result<Registered> {
         let shift = self.piece_shift();
         let pieces = |rail: &Rail| {
