@@ -202,7 +202,7 @@ typedef struct kvr_config {
     uint32_t struct_size;
     /* KVR_CFG_ bits. Default: KVR_CFG_PROGRESS_THREAD. */
     uint32_t flags;
-    /* Most peers at a time; each needs 66,088 of `message_bytes`. */
+    /* Most peers at a time; each needs 99,132 of `message_bytes`. */
     uint32_t max_peers;
     /* Most local regions at a time. */
     uint32_t max_regions;

@@ -160,7 +160,7 @@ pub struct kvr_config {
     pub struct_size: u32,
     /// KVR_CFG_ bits. Default: KVR_CFG_PROGRESS_THREAD.
     pub flags: u32,
-    /// Most peers at a time; each needs 66,088 of `message_bytes`.
+    /// Most peers at a time; each needs 99,132 of `message_bytes`.
     pub max_peers: u32,
     /// Most local regions at a time.
     pub max_regions: u32,

@@ -12,8 +12,12 @@
 use crate::engine::message::{Fifo, Header, Message, Pool, MAX_MESSAGE, MAX_NAME};
 use crate::engine::stack::NONE;
 use crate::nic::{Closed, Link};
+use heapless::Deque;
 
 const FRAME: usize = 16;
+/// Messages that may be on their way on one stream: each takes at least one of a mailbox's send
+/// buffers, of which there are fewer.
+const WAITING: usize = 32;
 const MSG: u8 = 1;
 const ACK: u8 = 2;
 
@@ -66,6 +70,10 @@ pub struct Channel<L> {
     out_len: usize,
     out_at: usize,
     current: Option<(Message, usize)>,
+    /// Bytes that the stream took, and messages it took whole that are not known to have arrived,
+    /// each with its end.
+    tx_bytes: u64,
+    waiting: Deque<(Message, u64), WAITING>,
     tx_seq: u64,
     tx_cost: u64,
     tx_end: u64,
@@ -101,6 +109,8 @@ impl<L: Link> Channel<L> {
             out_len: 0,
             out_at: 0,
             current: None,
+            tx_bytes: 0,
+            waiting: Deque::new(),
             tx_seq: 0,
             tx_cost: 0,
             tx_end: peer_window,
@@ -122,8 +132,8 @@ impl<L: Link> Channel<L> {
         self.out_at = 0;
     }
 
-    /// Sends what the stream takes. `sent` is called for each message that was handed over whole;
-    /// `consumed` is what the application has taken from this peer. Returns whether anything
+    /// Sends what the stream takes. `sent` is called for each message that has arrived, or was
+    /// handed over whole to a stream that does not tell; `consumed` is what the application has taken from this peer. Returns whether anything
     /// moved.
     pub fn send(
         &mut self,
@@ -132,7 +142,7 @@ impl<L: Link> Channel<L> {
         consumed: u64,
         mut sent: impl FnMut(Message),
     ) -> Result<bool, Broken> {
-        let mut moved = false;
+        let mut moved = self.arrived(&mut sent);
         loop {
             if self.out_at == self.out_len
                 && self.current.is_none()
@@ -148,6 +158,7 @@ impl<L: Link> Channel<L> {
                 (n, bytes) = pool.parts(m, at, &mut parts[1..]);
             }
             let took = self.link.send(&parts[..=n]).map_err(Broken::Closed)?;
+            self.tx_bytes += took as u64;
             self.out_at += took.min(head);
             let mut rest = 0;
             if let Some((m, at)) = &mut self.current {
@@ -156,7 +167,11 @@ impl<L: Link> Channel<L> {
                 if rest == 0 && self.out_at == self.out_len {
                     let m = *m;
                     self.current = None;
-                    sent(m);
+                    match self.link.acked() {
+                        // There is room, or `next_frame` had not put it up.
+                        Some(_) => drop(self.waiting.push_back((m, self.tx_bytes))),
+                        None => sent(m),
+                    }
                 }
             }
             moved |= took > 0;
@@ -164,6 +179,18 @@ impl<L: Link> Channel<L> {
                 return Ok(moved);
             }
         }
+    }
+
+    /// Tells of the messages that have arrived. Returns whether there were any.
+    fn arrived(&mut self, sent: &mut impl FnMut(Message)) -> bool {
+        let acked = self.link.acked().unwrap_or(u64::MAX);
+        let mut any = false;
+        while let Some(&(m, _)) = self.waiting.front().filter(|(_, end)| *end <= acked) {
+            self.waiting.pop_front();
+            sent(m);
+            any = true;
+        }
+        any
     }
 
     /// True when the stream took only a part of a frame.
@@ -181,7 +208,7 @@ impl<L: Link> Channel<L> {
             self.told_end = end;
             return true;
         }
-        let Some(m) = fifo.front() else { return false };
+        let Some(m) = fifo.front().filter(|_| !self.waiting.is_full()) else { return false };
         let len = pool.header(m).total();
         if self.tx_cost + cost(len) > self.tx_end {
             return false;
@@ -324,7 +351,10 @@ impl<L: Link> Channel<L> {
 
     /// Ends the channel. Messages that it had taken from the queue or had half received go to
     /// `lost`.
-    pub fn dismantle(self, pools: &Pools<'_, '_>, mut lost: impl FnMut(Message)) -> L {
+    pub fn dismantle(mut self, pools: &Pools<'_, '_>, mut lost: impl FnMut(Message)) -> L {
+        while let Some((m, _)) = self.waiting.pop_front() {
+            lost(m);
+        }
         if let Some((m, _)) = self.current {
             lost(m);
         }

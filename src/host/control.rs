@@ -221,8 +221,7 @@ impl Control {
             if left == 0 || peers.entry(index).mails.is_empty() {
                 gone.push(index);
             } else {
-                let title = peers.entry(index).title();
-                log::warn(&format!("{title}: a rail broke, {left} are left"));
+                self.say_limping(&mut peers, index);
             }
         }
         for (index, fd) in peers.sockets() {
@@ -249,6 +248,24 @@ impl Control {
             }
             shared.changed.notify_all();
         }
+    }
+
+    /// Which rails to a peer broke, and which are left.
+    fn say_limping(&self, peers: &mut Peers, index: u32) {
+        let rails = self.shared.core.rails(index);
+        let entry = peers.entry(index);
+        let names = |up: bool| {
+            let lanes = entry.mails.iter().map(|(_, m)| m.lane);
+            let lanes = lanes.filter(|lane| (rails & (1 << lane) != 0) == up);
+            let rails = |lane| self.shared.rails.as_ref()?.get(lane as usize);
+            lanes.filter_map(rails).map(|r| r.nic.label()).collect::<Vec<_>>().join(", ")
+        };
+        log::warn(&format!(
+            "{}: rail {} broke and comes back at the next connect; left: {}",
+            entry.title(),
+            names(false),
+            names(true)
+        ));
     }
 
     fn shut_down(&mut self) {

@@ -91,8 +91,10 @@ fn library() -> Result<&'static Verbs> {
     if let Some((_, verbs)) = loaded.iter().find(|(n, _)| *n == name) {
         return Ok(verbs);
     }
-    let verbs = Verbs::load(name.as_deref())
-        .map_err(|e| Error::new(Status::NoRail, format!("the verbs library: {e}")))?;
+    let verbs = Verbs::load(name.as_deref()).map_err(|e| {
+        let hint = if name.is_some() { " (named by KVRAIL_IBVERBS)" } else { "" };
+        Error::new(Status::NoRail, format!("the verbs library{hint}: {e}"))
+    })?;
     let verbs: &'static Verbs = Box::leak(Box::new(verbs));
     loaded.push((name, verbs));
     Ok(verbs)

@@ -99,6 +99,13 @@ impl Link for AnyLink<'_> {
         }
     }
 
+    fn acked(&mut self) -> Option<u64> {
+        match self {
+            AnyLink::Stream(s) => s.acked(),
+            AnyLink::Mail(m) => m.acked(),
+        }
+    }
+
     fn receive(&mut self, into: &mut [u8]) -> Result<usize, Closed> {
         match self {
             AnyLink::Stream(s) => s.receive(into),

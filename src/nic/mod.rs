@@ -157,6 +157,12 @@ pub trait Link {
     /// Sends as much of the parts, in order, as is taken now; 0 when none is.
     fn send(&mut self, parts: &[&[u8]]) -> Result<usize, Closed>;
 
+    /// How many of the bytes that were sent are known to be with the peer, whatever becomes of this
+    /// stream. `None`: a stream that does not tell; what it took counts as delivered.
+    fn acked(&mut self) -> Option<u64> {
+        None
+    }
+
     /// Receives what is there; 0 when nothing is.
     fn receive(&mut self, into: &mut [u8]) -> Result<usize, Closed>;
 }

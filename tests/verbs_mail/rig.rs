@@ -4,6 +4,7 @@ use crate::wire::{self, Wire};
 use core::ptr::NonNull;
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
 use kvrail::nic::verbs::mail::{MailSetup, Post, MAIL_BYTES, MAIL_RECEIVES, MAIL_SENDS};
+use kvrail::nic::Link;
 use rdma_core_sys::ibv_qp;
 
 pub const A: [u8; 16] = *b"cookie of side A";
@@ -106,8 +107,16 @@ impl Rig {
         }
     }
 
+    /// Peers that have something to receive. Those that were only told of arrivals are asked for
+    /// them first, which settles that.
     pub fn ready(&mut self, side: usize) -> Vec<u32> {
         let mut ready = [9; 8];
+        let n = self.post[side].poll(&mut ready);
+        for peer in &ready[..n] {
+            for lane in 0..2 {
+                self.post[side].link(*peer, lane).acked();
+            }
+        }
         let n = self.post[side].poll(&mut ready);
         ready[..n].to_vec()
     }

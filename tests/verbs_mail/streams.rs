@@ -316,7 +316,8 @@ fn credits_alone_cost_few_frames_and_then_there_is_silence() {
     let (frames, signalled) = (after.frames - before.frames, after.signalled - before.signalled);
     // One bare credit frame for each half window.
     assert!((900..=915).contains(&frames), "{frames}");
-    assert!((frames / 4 - 4..=frames / 4 + 4).contains(&signalled), "{signalled} of {frames}");
+    // Each send ends with a signalled frame; of the bare ones every fourth is.
+    assert!((800..frames).contains(&signalled), "{signalled} of {frames}");
     for _ in 0..10 {
         rig.quiet();
         assert_eq!(wire::facts().frames, after.frames);
@@ -325,16 +326,43 @@ fn credits_alone_cost_few_frames_and_then_there_is_silence() {
 }
 
 #[test]
-fn one_send_in_four_is_signalled_and_each_when_few_buffers_are_left() {
+fn the_end_of_a_send_is_signalled_and_of_a_long_one_each_fourth_frame() {
     let mut rig = Rig::new(1, 1);
     rig.up(0, 0);
     let mut link = rig.post[0].link(0, 0);
     let before = wire::facts().signalled;
-    for _ in 0..14 {
-        assert_eq!(link.send(&[b"x"]), Ok(1));
+    for n in 1..5 {
+        assert_eq!(link.send(&[b"x", b""]), Ok(1));
+        assert_eq!(wire::facts().signalled, before + n);
     }
-    // The proof was number 0: numbers 3, 7 and 11, and then 13 and 14 with 4 and 3 buffers left.
-    assert_eq!(wire::facts().signalled, before + 5);
+    // Frames 5 to 9: the proof was number 0, so 7 is a fourth one, and 9 is the end.
+    let long = vec![7; 4 * 4152 + 1];
+    assert_eq!(link.send(&[&long]), Ok(long.len()));
+    assert_eq!(wire::facts().signalled, before + 4 + 2);
+}
+
+/// What a transfer with a message waits for.
+#[test]
+fn bytes_count_as_arrived_when_their_send_completed_and_the_peer_is_named_for_it() {
+    let mut rig = Rig::new(1, 1);
+    let qps = rig.up(0, 0);
+    let mut link = rig.post[0].link(0, 0);
+    assert_eq!(link.send(&[&[1; 5000]]), Ok(5000));
+    assert_eq!(link.acked(), Some(0));
+    wire::deliver(qps[0]);
+    assert_eq!(link.acked(), Some(0), "it lies at the peer, and nobody said so");
+    wire::acknowledge(qps[0]);
+    let mut ready = [9; 8];
+    assert_eq!(rig.post[0].poll(&mut ready), 1);
+    assert_eq!((ready[0], link.acked()), (0, Some(5000)));
+    assert_eq!(rig.post[0].poll(&mut ready), 0, "told once");
+    // What did not arrive is not counted when the queue pair breaks.
+    assert_eq!(link.send(&[&[1; 100]]), Ok(100));
+    wire::forge(qps[0], 3, rdma_core_sys::IBV_WC_RETRY_EXC_ERR);
+    rig.post[0].poll(&mut ready);
+    assert_eq!(link.acked(), Some(5000));
+    rig.post[0].close(0, 0);
+    assert_eq!(link.acked(), Some(0));
 }
 
 #[test]

@@ -138,6 +138,10 @@ impl Engine {
             }
             text += &format!(", {} of {} bytes done", info.bytes_done, info.bytes);
         }
+        if status == Status::NoRail {
+            text += ": a rail broke with WRITEs of it in flight; they may still land, so no other \
+                     rail repeats them. Post it again, or tell the peer that its blocks are unsure";
+        }
         if matches!(status, Status::Disconnected | Status::Unreachable | Status::Refused) {
             if let Some(peer) = self.shared.core.peer_of(transfer) {
                 let why = self.peer_error(peer, status);

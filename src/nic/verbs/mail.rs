@@ -540,6 +540,10 @@ impl Link for MailLink<'_> {
         self.with(|m| m.send(parts))
     }
 
+    fn acked(&mut self) -> Option<u64> {
+        Some(self.with(|m| Ok(m.acked())).unwrap_or(0))
+    }
+
     fn receive(&mut self, into: &mut [u8]) -> Result<usize, Closed> {
         self.with(|m| m.receive(into))
     }

@@ -89,8 +89,13 @@ pub(super) struct Mailbox {
     known: bool,
     inbox: Inbox,
     broken: Option<u32>,
-    /// The frame that goes out now is to tell whether the link works.
+    /// The frame that goes out now is to tell when it has arrived.
     probing: bool,
+    /// Bytes of the stream in each send buffer that is the NIC's.
+    bytes: [u16; MAIL_SENDS as usize],
+    /// Bytes of the stream that the peer's NIC has taken, and whether nobody asked since.
+    acked: u64,
+    news: bool,
 }
 
 impl Mailbox {
@@ -121,6 +126,9 @@ impl Mailbox {
             inbox: Inbox::EMPTY,
             broken: None,
             probing: false,
+            bytes: [0; MAIL_SENDS as usize],
+            acked: 0,
+            news: false,
         }
     }
 
@@ -194,9 +202,15 @@ impl Mailbox {
         }
     }
 
-    /// True when [`Mailbox::receive`] would not say 0.
+    /// True when [`Mailbox::receive`] would not say 0, or [`Mailbox::acked`] says more than before.
     pub(super) const fn is_ready(&self) -> bool {
-        self.inbox.count > 0 || self.broken.is_some()
+        self.inbox.count > 0 || self.broken.is_some() || self.news
+    }
+
+    /// Bytes of the stream that the peer's NIC has put into the peer's buffers.
+    pub(super) const fn acked(&mut self) -> u64 {
+        self.news = false;
+        self.acked
     }
 
     const fn id(&self, receive: bool, buffer: u8) -> Id {
@@ -261,6 +275,7 @@ impl Mailbox {
         // SAFETY: V30: the buffer is free; it is the NIC's from here on, until the frame is done.
         match unsafe { wire::send(self.qp, sge, self.id(false, slot as u8), flags) } {
             Ok(()) => {
+                self.bytes[slot as usize % self.bytes.len()] = if kind == DATA { len } else { 0 };
                 self.sent = self.sent.wrapping_add(1);
                 if signal {
                     self.marked = self.sent;
@@ -318,6 +333,12 @@ impl Mailbox {
         let flying = self.sent.wrapping_sub(self.done);
         let n = (u32::from(buffer).wrapping_sub(self.done) % self.sends) + 1;
         if n <= flying {
+            for i in 0..n {
+                let slot = self.done.wrapping_add(i) % self.sends;
+                let bytes = self.bytes[slot as usize % self.bytes.len()];
+                self.acked += u64::from(bytes);
+                self.news |= bytes > 0;
+            }
             self.done = self.done.wrapping_add(n);
             self.greeting_done = true;
         }
@@ -404,7 +425,12 @@ impl Mailbox {
             if n == 0 {
                 break;
             }
-            if self.post_send(DATA, n as u16).is_err() {
+            // The end of what is sent now may be the end of a message, whose sender waits to hear
+            // that it arrived.
+            self.probing = part.is_empty() && rest.clone().all(<[u8]>::is_empty);
+            let posted = self.post_send(DATA, n as u16);
+            self.probing = false;
+            if posted.is_err() {
                 // What went before it may arrive; the next call tells.
                 return if taken > 0 { Ok(taken) } else { self.closed().map(|()| 0) };
             }
