@@ -55,7 +55,7 @@ check "clippy under loom" env RUSTFLAGS="--cfg loom" "$cargo" clippy --quiet -p 
         clippy --manifest-path fuzz/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}/fuzz"
 }
 check "cargo doc" env RUSTDOCFLAGS="-D warnings" \
-    "$cargo" doc --quiet -p kvrail --all-features --no-deps
+    "$cargo" doc --quiet -p kvrail -p kvrail-verbs-sys --all-features --no-deps
 check "shell syntax" shell_syntax
 check "python syntax" python_syntax
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kvtest import fuzz, lab, loom, runner  # noqa: E402
+from kvtest import fuzz, loom, runner, script  # noqa: E402
 from kvtest.runner import Part  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,7 +83,12 @@ PARTS = [
     Part("demo", "the demo end to end, its options and its errors", 1200,
          pytest("tests/demo"), ["tests/demo"], runner.wheels_run),
     Part("lab", "suites over the real libibverbs, inside a kernel with Soft-RoCE", 2400,
-         lab.suites, [lab.SCRIPT, "tests/lab"]),
+         script.counted("scripts/lab.sh"), ["scripts/lab.sh", "tests/lab"]),
+    Part("fakeverbs", "the fake libibverbs itself, plain and under the sanitizers", 900,
+         script.counted("tests/fakeverbs/run.sh", "plain", "address", "thread"),
+         ["tests/fakeverbs"], runner.has("gcc")),
+    Part("valgrind", "the unsafe code of the verbs driver under memcheck", 1500,
+         script.counted("scripts/valgrind.sh"), ["scripts/valgrind.sh"]),
     Part("fuzz", "each fuzz target for a short while, from its seeds", 1200, fuzz.smoke,
          ["fuzz/Cargo.toml"]),
 ]
@@ -104,7 +109,7 @@ def main(argv):
     os.chdir(ROOT)
     if argv == ["list"]:
         for part in PARTS:
-            print(f"  {part.name:<9} {part.about}")
+            print(f"  {part.name:<10} {part.about}")
         return 0
     if argv in (["-h"], ["--help"]):
         print(__doc__.strip())

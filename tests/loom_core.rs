@@ -93,7 +93,7 @@ const PEER: u32 = 0;
 /// A region's first life.
 const REGION: RegionRef = RegionRef { slot: 0, generation: GENERATION, remote: false };
 
-/// An engine of one lane with one transfer and one region, in a block of its own.
+/// An engine of one or two lanes with one transfer and one region, in a block of its own.
 struct Rig {
     core: Core<'static, Copier, Silent>,
     memory: Arc<UnsafeCell<u32>>,
@@ -103,13 +103,22 @@ struct Rig {
 }
 
 impl Rig {
+    /// One lane with a rail.
     fn new() -> Arc<Rig> {
+        let rig = Rig::without_rails(1);
+        rig.core.connect_rail(0, PEER, GENERATION, |_| ());
+        // As after an earlier post: the lane has not yet found out that there is nothing to claim.
+        assert!(rig.core.lanes()[0].set(0));
+        rig
+    }
+
+    fn without_rails(lanes: u32) -> Arc<Rig> {
         let limits = Limits {
             peers: 1,
             regions: 1,
             remote_regions: 1,
             transfers: 1,
-            lanes: 1,
+            lanes,
             message_bytes: 0,
         };
         let memory = Arc::new(UnsafeCell::new(0));
@@ -130,7 +139,6 @@ impl Rig {
             Some(Copier { memory: memory.clone(), done: None })
         });
         let core = core.expect("128 KiB hold the engine");
-        core.connect_rail(0, PEER, GENERATION, |_| ());
         let regions: &Regions<'_> = &core.local;
         let region = regions.open(0, 8, PEER, (0, 0)).unwrap();
         assert_eq!((region.index(), region.generation()), (REGION.slot, REGION.generation));
@@ -146,8 +154,6 @@ impl Rig {
         };
         let transfer = core.adopt(body).unwrap();
         assert_eq!(Handle::parse(transfer.raw(), Kind::Transfer), Some(transfer));
-        // As after an earlier post: the lane has not yet found out that there is nothing to claim.
-        assert!(core.lanes()[0].set(transfer.index()));
         Arc::new(Rig { core, memory, transfer: transfer.raw(), region, _block: block })
     }
 }
@@ -213,6 +219,29 @@ fn memory_of_a_deregistered_region_is_left_alone() {
         rail.join().unwrap();
         rig.finish();
         assert!(quiet || rig.core.quiesce(REGION) == Ok(()));
+    });
+}
+
+/// A poller that looks only where something was published, as the progress thread does before it
+/// sleeps, carries what was posted while the first rail came up on another lane.
+#[test]
+fn a_post_that_crosses_a_rail_coming_up_is_carried() {
+    check(2, || {
+        let rig = Rig::without_rails(2);
+        let poster = rig.spawn(|r| assert!(r.post().is_ok()));
+        let control = rig.spawn(|r| {
+            r.core.connect_rail(1, PEER, GENERATION, |_| ());
+            r.core.kick(PEER);
+        });
+        if rig.core.has_work() {
+            rig.core.poll();
+        }
+        poster.join().unwrap();
+        control.join().unwrap();
+        while rig.core.has_work() {
+            rig.core.poll();
+        }
+        assert_eq!(rig.core.check(rig.transfer), Ok(Status::Ok), "nobody looks at it any more");
     });
 }
 

@@ -129,7 +129,7 @@ fn side(fake: &Fake, index: u8) -> Side {
     let mut arena = unsafe { Arena::over(NonNull::from(&mut room[0]), room.len()) };
     let mut post = Post::new(&mut arena, 1, 1).unwrap();
     // SAFETY: the objects are alive, the pointers valid for the call; one poller.
-    unsafe { post.open_lane(0, device.mail_cq()) };
+    unsafe { post.open_lane(0, device.mail_cq(), MAIL_RECEIVES + MAIL_SENDS) };
     let memory = block(MAIL_BYTES).as_mut_ptr() as usize;
     let mr = device.register(memory as u64, MAIL_BYTES as u64, memory as u64, false).unwrap();
     Side { post, mr: Some(mr), memory, qp: None, device }
@@ -182,6 +182,9 @@ impl Pair {
                 len: MAIL_BYTES,
                 lkey: s.mr.as_ref().unwrap().lkey,
                 inline: qp.granted().inline,
+                receives: MAIL_RECEIVES,
+                sends: MAIL_SENDS,
+                window: MAIL_RECEIVES,
                 cookie: COOKIES[i],
                 expected: COOKIES[1 - i],
                 lead: i == 0,

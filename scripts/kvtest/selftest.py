@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from kvtest import fuzz, lab, loom, runner  # noqa: E402
+from kvtest import fuzz, loom, runner, script  # noqa: E402
 from kvtest.runner import Count, Part  # noqa: E402
 
 SH = "/bin/sh"
@@ -170,23 +170,22 @@ class Fuzz(unittest.TestCase):
 class Lab(unittest.TestCase):
     def test_its_closing_line_and_notes_count(self):
         text = "boot, 1 rails: 5\n\n  boot: FAIL - ra0\n5 passed, 1 failed, 2 skipped\n"
-        count = lab.judge(1, text)
+        count = script.judge(["x.sh"], 1, text)
         self.assertEqual((count.passed, count.failed, count.skipped), (5, 1, 2))
         self.assertEqual(count.notes, ["boot: FAIL - ra0"])
-        self.assertEqual(lab.judge(0, "3 passed, 0 failed, 1 skipped\n").passed, 3)
+        self.assertEqual(script.judge(["x.sh"], 0, "3 passed, 0 failed, 1 skipped\n").passed, 3)
 
-    def test_a_machine_that_cannot_is_a_skip_unless_strict(self):
+    def test_a_machine_that_cannot_is_a_skip(self):
         text = "  SKIPPED: the lab cannot run here: no apt\n0 passed, 0 failed, 1 skipped\n"
-        count = lab.judge(77, text)
+        count = script.judge(["x.sh"], 77, text)
         self.assertEqual((count.failed, count.skipped), (0, 1))
         self.assertIn("no apt", count.notes[0])
-        self.assertEqual(lab.judge(77, text, strict=True).failed, 1)
 
     def test_no_closing_line_no_verdict_and_a_hidden_failure_are_red(self):
-        self.assertEqual(lab.judge(0, "").failed, 1)
-        self.assertEqual(lab.judge(None, "boot, 1 rails: 5 passed\n").failed, 1)
-        self.assertEqual(lab.judge(0, "0 passed, 0 failed, 2 skipped\n").failed, 1)
-        self.assertEqual(lab.judge(1, "4 passed, 0 failed, 0 skipped\n").failed, 1)
+        self.assertEqual(script.judge(["x.sh"], 0, "").failed, 1)
+        self.assertEqual(script.judge(["x.sh"], None, "boot, 1 rails: 5 passed\n").failed, 1)
+        self.assertEqual(script.judge(["x.sh"], 0, "0 passed, 0 failed, 2 skipped\n").failed, 1)
+        self.assertEqual(script.judge(["x.sh"], 1, "4 passed, 0 failed, 0 skipped\n").failed, 1)
 
 
 if __name__ == "__main__":

@@ -196,6 +196,7 @@ impl Control {
         let offer = RailOffer::decode(offer)?;
         let mut peers = shared.peers();
         let index = peers.find_or_add(&shared.core, &shared.share, name, who)?;
+        shared.learn_longest(index, offer.rails.iter().map(|p| p.end));
         let entry = peers.entry(index);
         if entry.dialling && dial_wins(&shared.incarnation, &who) {
             return Err(Error::new(Status::Busy, "both sides dial, and this side's dial stays"));

@@ -112,7 +112,10 @@ impl Control {
             SOON
         } else if !self.conns.is_empty() || self.stats.is_on() || waiting {
             TICK.as_millis() as i32
-        } else if self.shared.core.transfers_used() > 0 || self.watch.is_worried() {
+        } else if self.shared.core.transfers_used() > 0
+            || self.watch.is_worried()
+            || peers.message_lanes().next().is_some()
+        {
             let nics = self.shared.nics() > 0;
             let stalls = Stalls::pause(&self.shared);
             let pause = if nics { stalls.min(Watch::pause(&self.shared)) } else { stalls };

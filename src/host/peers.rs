@@ -179,6 +179,12 @@ impl Peers {
         open.filter_map(|(i, e)| Some((i as u32, e.socket.as_ref()?.as_raw_fd())))
     }
 
+    /// Connected peers whose messages go over an RDMA rail, with its lane.
+    pub(super) fn message_lanes(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let entries = self.entries.iter().enumerate();
+        entries.filter_map(|(i, e)| Some((i as u32, e.mails.first()?.1.lane)))
+    }
+
     /// True while somebody is to be dialled, or expected to dial.
     pub(super) fn is_waiting(&self) -> bool {
         self.entries.iter().any(|e| e.wanted || e.parked.is_some())

@@ -43,6 +43,8 @@ pub(super) struct RailQps {
     pub(super) mail: (u32, u32),
     /// What this side sends over the message queue pair to prove the rail.
     pub(super) cookie: [u8; 16],
+    /// Receives of the message queue pair: frames that the other side may send ahead.
+    pub(super) window: u8,
 }
 
 /// A rail's end with its queue pairs, and which of the other side's ends it goes with.
@@ -96,20 +98,23 @@ impl RailPart {
         self.end.put(w);
         let q = &self.qps;
         w.u32(q.data.0).u32(q.data.1).u32(q.mail.0).u32(q.mail.1).bytes(&q.cookie);
-        w.u8(self.partner.unwrap_or(NONE));
+        w.u8(self.partner.unwrap_or(NONE)).u8(q.window);
     }
 
     pub(super) fn get(r: &mut Reader<'_>) -> Result<RailPart, Short> {
-        Ok(RailPart {
+        let mut part = RailPart {
             rail: r.u8()?,
             end: RailEnd::get(r)?,
             qps: RailQps {
                 data: (r.u32()?, r.u32()?),
                 mail: (r.u32()?, r.u32()?),
                 cookie: r.array()?,
+                window: 0,
             },
             partner: Some(r.u8()?).filter(|p| usize::from(*p) < MAX_RAILS),
-        })
+        };
+        part.qps.window = r.u8()?;
+        Ok(part)
     }
 }
 
@@ -195,7 +200,7 @@ mod tests {
         let part = RailPart {
             rail: 2,
             end: end([10, 1, 2, 3], 24),
-            qps: RailQps { data: (1, 2), mail: (3, 4), cookie: [5; 16] },
+            qps: RailQps { data: (1, 2), mail: (3, 4), cookie: [5; 16], window: 8 },
             partner: Some(3),
         };
         let mut w = Writer::new();

@@ -13,6 +13,7 @@ use super::error::{Error, Result};
 use super::nics::{self, Nic, Selection};
 use super::rail::{RailEnd, MAX_RAILS};
 use super::{log, sys};
+use crate::nic::verbs::mail::{MAIL_LEAST, MAIL_RECEIVES, MAIL_SENDS};
 use crate::nic::verbs::{Device, Fault, Gid, Mr, Open};
 use crate::status::Status;
 use crate::table::NO_SEAMS;
@@ -21,8 +22,7 @@ use crate::table::NO_SEAMS;
 /// tables they overflow.
 const MAX_PIECE: u64 = 4 << 30;
 /// Entries of a lane's message queue for each peer: what a mailbox has in flight.
-const MAIL_ENTRIES: u32 =
-    crate::nic::verbs::mail::MAIL_RECEIVES + crate::nic::verbs::mail::MAIL_SENDS;
+const MAIL_ENTRIES: u32 = MAIL_RECEIVES + MAIL_SENDS;
 
 /// How an engine moves data.
 pub(super) enum Choice {
@@ -247,6 +247,16 @@ impl Rail {
             other => other,
         };
         gid.map_err(|f| Error::new(Status::NoRail, format!("{}: {}", self.nic.label(), said(&f))))
+    }
+
+    /// Receives, and sends, of a message queue pair on this NIC: fewer than usual where its queues
+    /// are small. All peers share its completion queue.
+    pub(super) fn mail_window(&self, config: &Config) -> u32 {
+        let (facts, peers) = (self.device.facts(), config.max_peers.saturating_add(1));
+        let share = facts.mail_entries / peers.saturating_mul(2);
+        // With less than the least fewer peers than configured get through.
+        let share = share.min(facts.max_qp_wr).clamp(MAIL_LEAST, MAIL_RECEIVES);
+        1 << share.ilog2()
     }
 
     /// How this side describes its end of a rail.

@@ -15,7 +15,7 @@ use super::rails::{said, Rails};
 use super::shared::Shared;
 use super::sys;
 use crate::nic::any::AnyNet;
-use crate::nic::verbs::mail::{MailLink, MailSetup, MAIL_BYTES, MAIL_RECEIVES, MAIL_SENDS};
+use crate::nic::verbs::mail::{MailLink, MailSetup, MAIL_BYTES};
 use crate::nic::verbs::{Gid, Mr, Path, Qp, QpKind};
 use crate::status::Status;
 
@@ -92,7 +92,8 @@ impl Pair {
             Mail { rails: rails.clone(), lane: lane as u32, qp: Owned(None), memory, mr: None };
         let at = memory.as_ptr() as u64;
         mail.mr = Some(device.register(at, MAIL_BYTES as u64, at, false).map_err(bad)?);
-        let kind = QpKind::Mail { send: MAIL_SENDS, recv: MAIL_RECEIVES, inline: MAIL_INLINE };
+        let window = rail.mail_window(config);
+        let kind = QpKind::Mail { send: window, recv: window, inline: MAIL_INLINE };
         let mail_qp = device.create_qp(kind).map_err(bad)?;
         let mail_number = mail_qp.number();
         mail.qp = Owned(Some(mail_qp));
@@ -106,6 +107,7 @@ impl Pair {
                 data: (data.number(), psn()?),
                 mail: (mail_number, psn()?),
                 cookie: sys::random()?,
+                window: window as u8,
             },
             partner: None,
         };
@@ -147,7 +149,7 @@ impl Pair {
         Ok(())
     }
 
-    fn setup(&self, expected: [u8; 16], lead: bool) -> Option<MailSetup> {
+    fn setup(&self, their: &RailQps, lead: bool) -> Option<MailSetup> {
         let qp = self.mail.qp.0.as_ref()?;
         Some(MailSetup {
             qp: qp.pointer().as_ptr(),
@@ -156,7 +158,10 @@ impl Pair {
             lkey: self.mail.mr.as_ref()?.lkey,
             inline: qp.granted().inline,
             cookie: self.own.qps.cookie,
-            expected,
+            receives: self.own.qps.window.into(),
+            sends: self.own.qps.window.into(),
+            window: their.window.into(),
+            expected: their.cookie,
             lead,
         })
     }
@@ -404,7 +409,7 @@ impl Raise {
         let lead = self.lead;
         for r in &mut self.list {
             let (Some(pair), Some(their)) = (&r.pair, &r.their) else { continue };
-            let Some(setup) = pair.setup(their.qps.cookie, lead) else { continue };
+            let Some(setup) = pair.setup(&their.qps, lead) else { continue };
             // SAFETY: V30, V31: the queue pair and its memory live in `Mail`, whose mailbox is
             // closed before it is dropped; the net is used under the message token.
             match shared.core.with_net(|net| unsafe { net.open_mail(peer, r.lane, &setup) }) {

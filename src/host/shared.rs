@@ -12,6 +12,7 @@ use super::error::{Error, Result};
 use super::peers::Peers;
 use super::pool::Pool;
 use super::prepare::{Preparer, Tables};
+use super::rail::RailEnd;
 use super::rails::{self, Choice, Rails, Registered};
 use super::sys::{self, Event};
 use crate::engine::arena::{Arena, BLOCK_ALIGN};
@@ -23,7 +24,7 @@ use crate::nic::local::{AttachError, LocalPort, PeerMemory, Share};
 use crate::nic::stream::Streams;
 use crate::nic::verbs::{Shape, VerbsPort};
 use crate::status::Status;
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The engine as the host makes it.
 pub(super) type Core = crate::engine::core::Core<'static, AnyPort<'static>, AnyNet<'static>>;
@@ -96,6 +97,8 @@ pub(super) struct Shared {
     pub(super) alive: AtomicBool,
     pub(super) fixed_bytes: usize,
     peers: Mutex<Peers>,
+    /// Longest message that each peer's NICs take, in bytes; 0: not known, or no NICs.
+    longest: Vec<AtomicU32>,
     pub(super) changed: Condvar,
     _block: Block,
 }
@@ -119,8 +122,9 @@ fn carve<'m>(
     };
     let mut net = AnyNet::new(arena, Streams::new(epoll), limits.peers, nics)?;
     for (lane, rail) in rails.into_iter().flat_map(Rails::iter).enumerate() {
+        let (cq, entries) = (rail.device.mail_cq(), rail.device.facts().mail_entries);
         // SAFETY: V31: the NICs outlive the core (field order of `Shared`), which alone polls this.
-        unsafe { net.open_lane(lane as u32, rail.device.mail_cq()) };
+        unsafe { net.open_lane(lane as u32, cq, entries) };
     }
     let parts = Parts {
         limits,
@@ -252,6 +256,7 @@ impl Shared {
         }
         let pool = Arc::new(pool);
         Ok(Shared {
+            longest: (0..peers).map(|_| AtomicU32::new(0)).collect(),
             peers: Mutex::new(Peers::new(peers, &name, incarnation, pool.clone())),
             tables: Tables::new(pool.clone(), config.max_tables),
             core,
@@ -290,20 +295,30 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
-    pub(super) fn preparer(&self) -> Preparer<'_, 'static> {
+    pub(super) fn preparer(&self, peer: u32) -> Preparer<'_, 'static> {
         Preparer {
             pool: &self.pool,
             tables: &self.tables,
             local: &self.core.local,
             remote: &self.core.remote,
-            slice_bytes: self.slice_bytes(),
+            slice_bytes: self.slice_bytes(peer),
         }
     }
 
-    /// Longest work request: what is configured, and what every NIC here takes.
-    fn slice_bytes(&self) -> NonZeroU32 {
+    /// Longest work request: what is configured, and what every NIC here and of the peer takes.
+    fn slice_bytes(&self, peer: u32) -> NonZeroU32 {
         let asked = NonZeroU32::new(self.config.slice_bytes).unwrap_or(NonZeroU32::MIN);
+        let theirs = self.longest.get(peer as usize).map_or(0, |l| l.load(Ordering::Relaxed));
+        let asked = NonZeroU32::new(theirs).map_or(asked, |l| asked.min(l));
         self.rails.as_ref().map_or(asked, |r| asked.min(r.max_msg()))
+    }
+
+    /// Keeps the longest message of a peer's rails. Before anything is prepared for the peer: from
+    /// its blob, or from the offer with which it dials.
+    pub(super) fn learn_longest(&self, peer: u32, rails: impl Iterator<Item = RailEnd>) {
+        if let Some(longest) = self.longest.get(peer as usize) {
+            longest.store(rails.map(|r| r.max_msg.max(1)).min().unwrap_or(0), Ordering::Relaxed);
+        }
     }
 
     /// RDMA rails; the lanes from here on are local.

@@ -15,6 +15,8 @@ use crate::nic::verbs::Event;
 pub(super) struct Watch {
     /// Oldest op in flight of (lane, peer), and since when it is the oldest.
     oldest: HashMap<(u32, u32), (u32, Instant)>,
+    /// The same of frames of messages, by peer.
+    frames: HashMap<u32, (u32, Instant)>,
     /// Since when each lane's port is of no use.
     down: Vec<Option<Instant>>,
     next: Option<Instant>,
@@ -49,6 +51,7 @@ impl Watch {
             self.look_at_port(shared, lane, rail, now);
         }
         self.look_at_rails(shared, now);
+        self.look_at_messages(shared, now);
     }
 
     fn told(&mut self, shared: &Shared, lane: usize, rail: &Rail, event: Event) {
@@ -116,6 +119,35 @@ impl Watch {
             }
         }
         self.oldest.retain(|(lane, peer), _| core.rails(*peer) & (1 << lane) != 0);
+    }
+
+    /// A message stream that hangs ends the connection: the next post dials again. It has twice the
+    /// limit, so that transfers on the same NIC may end on another before.
+    fn look_at_messages(&mut self, shared: &Shared, now: Instant) {
+        let core = &shared.core;
+        let mut hang = Vec::new();
+        for (peer, lane) in shared.peers().message_lanes() {
+            let Some(oldest) = core.with_net(|net| net.mail_oldest(peer, lane)) else {
+                self.frames.remove(&peer);
+                continue;
+            };
+            let (kept, since) = *self.frames.entry(peer).or_insert((oldest, now));
+            if kept != oldest {
+                self.frames.insert(peer, (oldest, now));
+            } else if now.duration_since(since) >= 2 * limit(shared) {
+                hang.push((peer, lane));
+            }
+        }
+        for (peer, lane) in hang {
+            self.frames.remove(&peer);
+            log::warn(&format!(
+                "rail {lane}: no completion of a message for {} ms (twice rail_timeout_ms); its \
+                 connection is closed",
+                2 * limit(shared).as_millis()
+            ));
+            core.with_net(|net| net.give_up_mail(peer, lane));
+            core.poll_messages(true);
+        }
     }
 }
 

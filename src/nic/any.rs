@@ -137,13 +137,13 @@ impl<'m> AnyNet<'m> {
         done
     }
 
-    /// Gives a lane the completion queue of its messages.
+    /// Gives a lane the completion queue of its messages, of `entries` entries.
     ///
     /// # Safety
     /// As for [`Post::open_lane`] (V31).
-    pub unsafe fn open_lane(&mut self, lane: u32, cq: *mut ibv_cq) {
+    pub unsafe fn open_lane(&mut self, lane: u32, cq: *mut ibv_cq, entries: u32) {
         // SAFETY: V31: the caller's promise.
-        unsafe { self.post.open_lane(lane, cq) };
+        unsafe { self.post.open_lane(lane, cq, entries) };
     }
 
     /// Opens a mailbox, in place of the one that was there.
@@ -165,6 +165,16 @@ impl<'m> AnyNet<'m> {
     /// Whether a mailbox works both ways, once that is known.
     pub fn mail_proof(&self, peer: u32, lane: u32) -> Option<bool> {
         self.post.proof(peer, lane)
+    }
+
+    /// The oldest frame of a mailbox that did not complete, if one is due.
+    pub fn mail_oldest(&self, peer: u32, lane: u32) -> Option<u32> {
+        self.post.oldest(peer, lane)
+    }
+
+    /// Breaks a mailbox whose frames do not complete.
+    pub fn give_up_mail(&mut self, peer: u32, lane: u32) {
+        self.post.give_up(peer, lane);
     }
 
     /// Closes a mailbox, unless it is another one by now.

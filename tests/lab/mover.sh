@@ -6,7 +6,9 @@
 mover() {
     local out in here=$1 there=$2
     shift 2
-    coproc MOVER { exec "$LAB_BIN/mover" here="$here" there="$there" "$@" 2>> "$LAB_OUT/mover.log"; }
+    coproc MOVER {
+        exec "$LAB_BIN/mover" here="$here" there="$there" "$@" 2>> "$LAB_OUT/mover.log"
+    }
     # Copies, since a subshell does not see a coprocess's own.
     out=${MOVER[0]} in=${MOVER[1]}
     exec {mover_in}>&"$in" {mover_out}<&"$out"

@@ -3,7 +3,7 @@
 use crate::wire::{self, Wire};
 use core::ptr::NonNull;
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
-use kvrail::nic::verbs::mail::{MailSetup, Post, MAIL_BYTES};
+use kvrail::nic::verbs::mail::{MailSetup, Post, MAIL_BYTES, MAIL_RECEIVES, MAIL_SENDS};
 use rdma_core_sys::ibv_qp;
 
 pub const A: [u8; 16] = *b"cookie of side A";
@@ -63,7 +63,7 @@ impl Rig {
             for lane in 0..lanes {
                 let cq = wire.cq(side * lanes as usize + lane as usize);
                 // SAFETY: the model's queues live on.
-                unsafe { post.open_lane(lane, cq) };
+                unsafe { post.open_lane(lane, cq, u32::MAX) };
             }
         }
         Rig { wire, post, lanes }
@@ -121,6 +121,9 @@ pub fn setup(qp: *mut ibv_qp, side: usize) -> MailSetup {
         len: MAIL_BYTES,
         lkey: 77,
         inline: 64,
+        receives: MAIL_RECEIVES,
+        sends: MAIL_SENDS,
+        window: MAIL_RECEIVES,
         cookie: cookies[side],
         expected: cookies[1 - side],
         lead: side == 0,

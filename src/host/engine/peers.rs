@@ -35,6 +35,7 @@ impl Engine {
         let index = peers.find_or_add(core, share, &blob.name, blob.incarnation)?;
         let s = shared.core.peer_state(index);
         let entry = peers.entry(index);
+        shared.learn_longest(index, blob.rails.iter().copied());
         entry.blob = Some(blob);
         if s.link != Link::Up {
             entry.wanted = true;

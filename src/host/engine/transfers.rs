@@ -41,7 +41,7 @@ impl Engine {
         remote_idx: &[u32],
     ) -> Result<Handle> {
         let (index, s) = self.peer(peer)?;
-        let p = self.shared.preparer();
+        let p = self.shared.preparer(index);
         let peer = (index, s.generation);
         self.adopt(p.indexed(direction, peer, (local, local_idx), (remote, remote_idx))?)
     }
@@ -55,7 +55,7 @@ impl Engine {
         remote: &[Desc],
     ) -> Result<Handle> {
         let (index, s) = self.peer(peer)?;
-        let p = self.shared.preparer();
+        let p = self.shared.preparer(index);
         self.adopt(p.listed(direction, (index, s.generation), local, remote)?)
     }
 

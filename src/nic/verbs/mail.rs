@@ -1,7 +1,8 @@
 //! Message queue pairs as reliable byte streams, with credits.
 //!
 //! A *mailbox* is one message queue pair: one for each peer and lane. It has
-//! [`MAIL_RECEIVES`] receive buffers and [`MAIL_SENDS`] send buffers of [`MAIL_BUFFER`] bytes. A
+//! [`MAIL_RECEIVES`] receive buffers and [`MAIL_SENDS`] send buffers of [`MAIL_BUFFER`] bytes, or
+//! less where the device has less: each side tells the other how many receives it has. A
 //! frame is 8 bytes of header (`len u16 | credits u8 | kind u8 | seq u32`, little-endian) and `len`
 //! bytes. The kinds: 1 `PROOF`, the first frame of each side, carries its cookie; 2 `DATA` carries
 //! bytes of the stream; 3 `CREDIT` carries nothing.
@@ -44,6 +45,8 @@ pub const MAIL_BUFFER: usize = 4096 + 64;
 pub const MAIL_RECEIVES: u32 = 16;
 /// Send buffers of a mailbox.
 pub const MAIL_SENDS: u32 = 16;
+/// Fewest of either: a device with less carries no messages.
+pub const MAIL_LEAST: u32 = 4;
 /// Bytes of a mailbox's buffers: receive buffers first.
 pub const MAIL_BYTES: usize = MAIL_BUFFER * (MAIL_RECEIVES + MAIL_SENDS) as usize;
 
@@ -63,6 +66,8 @@ pub mod vendor {
     pub const QUEUE: u32 = 0x102;
     /// The mailbox was closed.
     pub const CLOSED: u32 = 0x103;
+    /// What was sent did not complete in time.
+    pub const HANGS: u32 = 0x104;
     /// The provider refused a work request; its errno in the low bits.
     pub const POST: u32 = 0x1_0000;
 
@@ -75,8 +80,8 @@ pub mod vendor {
 /// What a mailbox is made of.
 #[derive(Clone, Copy)]
 pub struct MailSetup {
-    /// The message queue pair, in RTS, with [`MAIL_RECEIVES`] receives and [`MAIL_SENDS`] sends of
-    /// one range each, both completing on the lane's queue, and sends signalled on request only.
+    /// The message queue pair, in RTS, with `receives` receives and `sends` sends of one range
+    /// each, both completing on the lane's queue, and sends signalled on request only.
     pub qp: *mut ibv_qp,
     /// [`MAIL_BYTES`] bytes, mapped and registered for local write.
     pub memory: *mut u8,
@@ -86,6 +91,12 @@ pub struct MailSetup {
     pub lkey: u32,
     /// Bytes that the queue pair sends inline, 0 if none.
     pub inline: u32,
+    /// Receives to post, a power of two from [`MAIL_LEAST`] to [`MAIL_RECEIVES`].
+    pub receives: u32,
+    /// Sends that may be in flight, a power of two from [`MAIL_LEAST`] to [`MAIL_SENDS`].
+    pub sends: u32,
+    /// Receives that the peer posts, as it said; as `receives`.
+    pub window: u32,
     /// Own cookie, sent in the proof.
     pub cookie: [u8; 16],
     /// The peer's cookie, as it said over the control connection.
@@ -126,6 +137,15 @@ pub enum MailError {
     Busy,
     /// Too little memory: bytes given.
     Memory(usize),
+    /// A number of receives or sends that is not allowed.
+    Size(u32),
+    /// The lane's completion queue has no room for another mailbox.
+    Queue {
+        /// Entries it has.
+        entries: u32,
+        /// Entries that other mailboxes may fill.
+        used: u32,
+    },
     /// The provider refused a work request.
     Post {
         /// Which: `ibv_post_recv` or `ibv_post_send`.
@@ -151,6 +171,20 @@ impl fmt::Display for MailError {
             }
             MailError::Memory(len) => {
                 write!(f, "{len} bytes of message buffers, but a mailbox needs {MAIL_BYTES}")
+            }
+            MailError::Size(n) => {
+                write!(
+                    f,
+                    "{n} receives or sends of a message queue pair: a power of two from \
+                     {MAIL_LEAST} to {MAIL_RECEIVES} is needed; the device may have too few"
+                )
+            }
+            MailError::Queue { entries, used } => {
+                write!(
+                    f,
+                    "the completion queue for messages has {entries} entries, and other peers may \
+                     fill {used}: the device takes no more peers; remove some"
+                )
             }
             MailError::Post { call, errno } => {
                 write!(
@@ -182,8 +216,15 @@ impl Cell {
 #[derive(Clone, Copy, Debug)]
 struct Lane {
     cq: *mut ibv_cq,
+    /// Its size, and how many of it the open mailboxes may fill.
+    entries: u32,
+    used: u32,
     /// Completions were left in it, or it could not be armed.
     more: bool,
+}
+
+impl Lane {
+    const CLOSED: Lane = Lane { cq: core::ptr::null_mut(), entries: 0, used: 0, more: false };
 }
 
 /// A peer in the queue of those that have something.
@@ -213,8 +254,7 @@ impl<'m> Post<'m> {
         let boxes = peers.checked_mul(lanes)? as usize;
         Some(Post {
             boxes: arena.array(boxes, |i| Cell(UnsafeCell::new(Mailbox::new(i as u32))))?,
-            lanes: arena
-                .array(lanes as usize, |_| Lane { cq: core::ptr::null_mut(), more: false })?,
+            lanes: arena.array(lanes as usize, |_| Lane::CLOSED)?,
             turns: arena.array(peers as usize, |_| Turn { next: NONE, queued: false })?,
             first: NONE,
             last: NONE,
@@ -222,15 +262,15 @@ impl<'m> Post<'m> {
         })
     }
 
-    /// Gives a lane its completion queue, which has room for [`MAIL_RECEIVES`] + [`MAIL_SENDS`]
-    /// entries for each mailbox of the lane. NULL takes it away; close the lane's mailboxes first.
+    /// Gives a lane its completion queue of `entries` entries. NULL takes it away; close the lane's
+    /// mailboxes first. No more mailboxes can be open than it has room for.
     ///
     /// # Safety
     /// The queue lives until it is taken away or the `Post` is of no use any more, and nobody else
     /// polls it (V31).
-    pub unsafe fn open_lane(&mut self, lane: u32, cq: *mut ibv_cq) {
+    pub unsafe fn open_lane(&mut self, lane: u32, cq: *mut ibv_cq, entries: u32) {
         if let Some(l) = self.lanes.get_mut(lane as usize) {
-            *l = Lane { cq, more: false };
+            *l = Lane { cq, entries, ..Lane::CLOSED };
         }
     }
 
@@ -258,18 +298,28 @@ impl<'m> Post<'m> {
     ) -> Result<(), MailError> {
         let lanes = self.lanes.len() as u32;
         let cell = self.cell(peer, lane).ok_or(MailError::Unknown { peer, lane, lanes })?;
-        if self.lanes.get(lane as usize).is_none_or(|l| l.cq.is_null()) {
+        let Some(l) = self.lanes.get_mut(lane as usize).filter(|l| !l.cq.is_null()) else {
             return Err(MailError::NoLane(lane));
-        }
+        };
         if setup.len < MAIL_BYTES {
             return Err(MailError::Memory(setup.len));
+        }
+        let fine = |n: &&u32| n.is_power_of_two() && (MAIL_LEAST..=MAIL_RECEIVES).contains(n);
+        if let Some(n) = [setup.receives, setup.sends, setup.window].iter().find(|n| !fine(n)) {
+            return Err(MailError::Size(*n));
         }
         cell.with(|m| {
             if m.is_open() {
                 return Err(MailError::Busy);
             }
+            let (entries, used, need) = (l.entries, l.used, setup.receives + setup.sends);
+            if entries.saturating_sub(used) < need {
+                return Err(MailError::Queue { entries, used });
+            }
             // SAFETY: V30, V31: the caller's promise; the length was checked above.
-            unsafe { m.open(setup) }.inspect_err(|_| m.close())
+            unsafe { m.open(setup) }.inspect_err(|_| m.close())?;
+            l.used += need;
+            Ok(())
         })
     }
 
@@ -277,6 +327,26 @@ impl<'m> Post<'m> {
     /// received. False: it failed, or another cookie came. `None`: not known yet, or closed.
     pub fn proof(&self, peer: u32, lane: u32) -> Option<bool> {
         self.cell(peer, lane)?.with(|m| m.proof())
+    }
+
+    /// Number of the oldest frame that a mailbox sent and whose completion is due. The same number
+    /// twice means no progress between. `None`: nothing is due.
+    pub fn oldest(&self, peer: u32, lane: u32) -> Option<u32> {
+        self.cell(peer, lane)?.with(|m| if m.is_open() { m.oldest() } else { None })
+    }
+
+    /// Breaks a mailbox whose frames do not complete, as if the queue pair had.
+    pub fn give_up(&mut self, peer: u32, lane: u32) {
+        let Some(cell) = self.cell(peer, lane) else { return };
+        let open = cell.with(|m| {
+            if m.is_open() {
+                m.fail(vendor::HANGS);
+            }
+            m.is_open()
+        });
+        if open {
+            self.enqueue(peer);
+        }
     }
 
     /// The byte stream over a mailbox's present queue pair. After [`Post::close`] it says that it
@@ -289,12 +359,16 @@ impl<'m> Post<'m> {
     /// Forgets a mailbox's queue pair: what it still had is gone, its later completions are
     /// dropped. The caller destroys the queue pair after this and then frees its memory.
     pub fn close(&mut self, peer: u32, lane: u32) {
-        if let Some(cell) = self.cell(peer, lane) {
-            cell.with(|m| {
-                if m.is_open() {
-                    m.close();
-                }
-            });
+        let Some(cell) = self.cell(peer, lane) else { return };
+        let freed = cell.with(|m| {
+            let freed = if m.is_open() { m.entries() } else { 0 };
+            if freed > 0 {
+                m.close();
+            }
+            freed
+        });
+        if let Some(l) = self.lanes.get_mut(lane as usize) {
+            l.used = l.used.saturating_sub(freed);
         }
     }
 

@@ -3,11 +3,9 @@
 use rdma_core_sys::{ibv_qp, ibv_sge};
 
 use super::wire::{self, Head, Id, CREDIT, DATA, HEAD, PROOF};
-use super::{vendor, MailError, MailSetup, MAIL_BUFFER, MAIL_RECEIVES, MAIL_SENDS};
+use super::{vendor, MailError, MailSetup, MAIL_BUFFER, MAIL_LEAST, MAIL_RECEIVES, MAIL_SENDS};
 use crate::nic::Closed;
 
-/// A bare credit frame goes out when the peer is owed this many.
-const HALF: u32 = MAIL_RECEIVES / 2;
 /// Every so many sends one is signalled, so that the buffers of all before it come back.
 const SIGNAL_EVERY: u32 = 4;
 /// So few buffers left: every send is signalled.
@@ -16,6 +14,8 @@ const FEW: u32 = 4;
 const _: () = {
     assert!(MAIL_SENDS.is_power_of_two() && MAIL_SENDS <= 128);
     assert!(MAIL_RECEIVES <= 16 && MAIL_SENDS >= 2 * SIGNAL_EVERY);
+    // With half of 1 two idle sides would answer each other's bare credits for ever.
+    assert!(MAIL_LEAST >= 4 && MAIL_LEAST >= FEW);
     assert!(MAIL_BUFFER - HEAD <= u16::MAX as usize);
 };
 
@@ -68,11 +68,17 @@ pub(super) struct Mailbox {
     memory: *mut u8,
     lkey: u32,
     inline: u32,
+    /// Own receives, own send buffers, and the peer's receives.
+    receives: u32,
+    sends: u32,
+    window: u32,
     cookie: [u8; 16],
     expected: [u8; 16],
     // Sending. Buffers are used in turn; those of the frames `done..sent` are the NIC's.
     sent: u32,
     done: u32,
+    /// Number behind the last frame that was signalled.
+    marked: u32,
     credits: u32,
     greeted: bool,
     greeting_done: bool,
@@ -83,6 +89,8 @@ pub(super) struct Mailbox {
     known: bool,
     inbox: Inbox,
     broken: Option<u32>,
+    /// The frame that goes out now is to tell whether the link works.
+    probing: bool,
 }
 
 impl Mailbox {
@@ -95,10 +103,14 @@ impl Mailbox {
             memory: core::ptr::null_mut(),
             lkey: 0,
             inline: 0,
+            receives: MAIL_RECEIVES,
+            sends: MAIL_SENDS,
+            window: MAIL_RECEIVES,
             cookie: [0; 16],
             expected: [0; 16],
             sent: 0,
             done: 0,
+            marked: 0,
             credits: 0,
             greeted: false,
             greeting_done: false,
@@ -108,6 +120,7 @@ impl Mailbox {
             known: false,
             inbox: Inbox::EMPTY,
             broken: None,
+            probing: false,
         }
     }
 
@@ -117,6 +130,11 @@ impl Mailbox {
 
     pub(super) const fn is_open(&self) -> bool {
         self.open
+    }
+
+    /// Completions that it may have in its queue at once.
+    pub(super) const fn entries(&self) -> u32 {
+        self.receives + self.sends
     }
 
     /// Takes over a queue pair, posts all receives and, when it leads, sends the proof.
@@ -131,13 +149,16 @@ impl Mailbox {
             memory: setup.memory,
             lkey: setup.lkey,
             inline: setup.inline,
+            receives: setup.receives,
+            sends: setup.sends,
+            window: setup.window,
             cookie: setup.cookie,
             expected: setup.expected,
-            credits: MAIL_RECEIVES,
+            credits: setup.window,
             ..Mailbox::new(self.index)
         };
         let failed = |call| move |errno| MailError::Post { call, errno };
-        (0..MAIL_RECEIVES as u8)
+        (0..setup.receives as u8)
             .try_for_each(|buffer| self.post_receive(buffer))
             .map_err(failed("ibv_post_recv"))?;
         if setup.lead {
@@ -189,7 +210,7 @@ impl Mailbox {
 
     /// The buffer of the next frame. The caller made sure that one is free.
     fn send_buffer(&mut self) -> &mut [u8] {
-        let at = (MAIL_RECEIVES + self.sent % MAIL_SENDS) as usize * MAIL_BUFFER;
+        let at = (MAIL_RECEIVES + self.sent % self.sends) as usize * MAIL_BUFFER;
         // SAFETY: V30: a send buffer of an open mailbox that is not the NIC's, so it is ours.
         unsafe { core::slice::from_raw_parts_mut(self.memory.add(at), MAIL_BUFFER) }
     }
@@ -202,7 +223,7 @@ impl Mailbox {
     }
 
     fn free_sends(&self) -> u32 {
-        MAIL_SENDS - self.sent.wrapping_sub(self.done)
+        self.sends - self.sent.wrapping_sub(self.done)
     }
 
     fn post_receive(&mut self, buffer: u8) -> Result<(), u32> {
@@ -229,16 +250,21 @@ impl Mailbox {
     fn post_send(&mut self, kind: u8, len: u16) -> Result<(), u32> {
         let head = Head { len, credits: self.owed as u8, kind, seq: self.sent };
         self.send_buffer()[..HEAD].copy_from_slice(&head.bytes());
-        let slot = self.sent % MAIL_SENDS;
+        let slot = self.sent % self.sends;
         let total = HEAD + usize::from(len);
         let sge = self.sge(MAIL_RECEIVES + slot, total);
-        let signal =
-            kind == PROOF || slot % SIGNAL_EVERY == SIGNAL_EVERY - 1 || self.free_sends() <= FEW;
+        let signal = self.probing
+            || kind == PROOF
+            || slot % SIGNAL_EVERY == SIGNAL_EVERY - 1
+            || self.free_sends() <= FEW;
         let flags = (total <= self.inline as usize, signal);
         // SAFETY: V30: the buffer is free; it is the NIC's from here on, until the frame is done.
         match unsafe { wire::send(self.qp, sge, self.id(false, slot as u8), flags) } {
             Ok(()) => {
                 self.sent = self.sent.wrapping_add(1);
+                if signal {
+                    self.marked = self.sent;
+                }
                 self.credits -= 1;
                 self.owed = 0;
                 Ok(())
@@ -259,17 +285,38 @@ impl Mailbox {
     /// may be spent on this and on nothing else, so two sides that only send cannot starve each
     /// other.
     pub(super) fn settle(&mut self) {
-        let due = self.owed >= HALF && self.greeted && self.broken.is_none();
+        let due = self.owed >= self.receives / 2 && self.greeted && self.broken.is_none();
         if due && self.credits > 0 && self.free_sends() > 0 {
             // A failure is kept in `broken`.
             let _ = self.post_send(CREDIT, 0);
         }
     }
 
+    /// The oldest frame that is not known to be received; a completion is due for it, which a frame
+    /// without content is sent for if no other tells. `None`: there is none, or none can be sent.
+    pub(super) fn oldest(&mut self) -> Option<u32> {
+        let flying = self.sent.wrapping_sub(self.done);
+        if self.broken.is_some() || !self.known || flying == 0 {
+            return None;
+        }
+        // Marked frames lie between `done` and `sent`, or are done.
+        let due = self.marked.wrapping_sub(self.done);
+        if due == 0 || due > flying {
+            if self.credits <= 1 || self.free_sends() == 0 {
+                return None;
+            }
+            self.probing = true;
+            let sent = self.post_send(CREDIT, 0);
+            self.probing = false;
+            sent.ok()?;
+        }
+        Some(self.done)
+    }
+
     /// A send completed, and with it all before it.
     pub(super) fn retire(&mut self, buffer: u8) {
         let flying = self.sent.wrapping_sub(self.done);
-        let n = (u32::from(buffer).wrapping_sub(self.done) % MAIL_SENDS) + 1;
+        let n = (u32::from(buffer).wrapping_sub(self.done) % self.sends) + 1;
         if n <= flying {
             self.done = self.done.wrapping_add(n);
             self.greeting_done = true;
@@ -313,7 +360,7 @@ impl Mailbox {
             return Err(vendor::FRAME);
         }
         // It can give back no more than it was sent.
-        if self.credits + u32::from(head.credits) > MAIL_RECEIVES {
+        if self.credits + u32::from(head.credits) > self.window {
             return Err(vendor::FRAME);
         }
         match head.kind {
