@@ -128,7 +128,8 @@ def main():
     check("all rails", ["ra0", "ra1", "ra2"], [], {})
     check_plugin("the plugin makes an agent", [])
     shell("ip route add default via 10.1.0.77 dev a0")
-    check("the default route's NIC is no rail", ["ra1", "ra2"], ["ra0:1: default route: a0 holds"], {})
+    check("the default route's NIC is no rail", ["ra1", "ra2"],
+          ["ra0:1: default route: a0 holds"], {})
     check("KVRAIL_NICS names it all the same", ["ra0"], [], {"KVRAIL_NICS": "ra0"})
     check("KVRAIL_NICS, with ports", ["ra0", "ra2"], [], {"KVRAIL_NICS": "ra0:1,ra2/1"})
     shell("ip link set a1 down")
