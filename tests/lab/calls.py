@@ -60,8 +60,8 @@ def judge(what, calls, names):
     print(f"{what}: progress thread {dict(poll)}; posting thread {dict(main)}")
     bad = {k: n for k, n in others.items() if k in FORBIDDEN}
     good = verdict(not bad, f"{what}: nothing allocates, maps or locks {bad or ''}")
-    # Its own: the clock and the naps of mover.c, its answer, and rings of the progress and the control
-    # thread for each of two posts, if they sleep.
+    # Its own: the clock and the naps of mover.c, its answer, and rings of the progress and the
+    # control thread for each of two posts, if they sleep.
     own = {"clock_gettime", "clock_nanosleep", "read"}
     strange = {k: n for k, n in main.items() if k not in own}
     strange["ring"] = strange.get("ring", 0) - 4
