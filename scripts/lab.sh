@@ -160,6 +160,14 @@ link_kvrail() {
 # The example as it is, but its second process uses the other devices.
 build_example() { link_kvrail pair -include "$lab/c/other_nics.h" examples/c/pair.c; }
 build_mover() { link_kvrail mover "$lab/c/mover.c"; }
+# The tests of the verbs driver that can run over a real library; where it lies goes to a file.
+build_tests() {
+    local line
+    mkdir -p "$LAB_BIN"
+    line=$(cargo test --test verbs_move --no-run 2>&1 | tee /dev/stderr | grep Executable) || return
+    line=${line##*(}
+    (cd "$root" && realpath "${line%)}") > "$LAB_BIN/verbs_move.path"
+}
 # The command `kvrail`, beside the suites' other programs.
 build_command() {
     make --no-print-directory command && mkdir -p "$LAB_BIN" &&

@@ -17,28 +17,30 @@ pub(super) fn run(shared: &Arc<Shared>) {
     sys::block_signals();
     let spin = Duration::from_micros(u64::from(shared.config.spin_us));
     let core = &shared.core;
-    let mut last = Instant::now();
+    // Since when polls are empty. One that finds work makes no system call, so it leaves even the
+    // clock alone.
+    let mut idle: Option<Instant> = None;
     let mut files = Vec::new();
     while !shared.stopping() {
         if core.poll() {
-            last = Instant::now();
+            idle = None;
             continue;
         }
-        if last.elapsed() < spin {
+        if idle.get_or_insert_with(Instant::now).elapsed() < spin {
             spin_loop();
             continue;
         }
-        core.worker().doze();
-        // Whatever completes from here on rings; what completed before is looked for once more.
         let mut soon = false;
         if shared.rails.is_some() {
+            // Whatever completes from here on is an event; what completed before is looked for once
+            // more. The bell is still off, or this thread would ring it for work of its own.
             soon = core.arm();
             if core.poll() {
-                core.worker().rise();
-                last = Instant::now();
+                idle = None;
                 continue;
             }
         }
+        core.worker().doze();
         if core.has_work() || shared.stopping() {
             core.worker().rise();
             std::thread::yield_now();
@@ -52,15 +54,20 @@ pub(super) fn run(shared: &Arc<Shared>) {
         }
         sys::wait(&mut files, if soon || core.is_stuck() { SOON_MS } else { -1 });
         core.worker().rise();
-        shared.work.clear();
-        for rail in shared.rails.iter().flat_map(|r| r.iter()) {
-            rail.device.clear_channel();
+        if files[0].revents != 0 {
+            shared.work.clear();
+        }
+        let channels = files[2..].iter();
+        for (rail, file) in shared.rails.iter().flat_map(|r| r.iter()).zip(channels) {
+            if file.revents != 0 {
+                rail.device.clear_channel();
+            }
         }
         if files[0].revents == 0 && files[1].revents != 0 && !core.poll() {
             // Readable, but nothing could be taken: the application leaves its messages lying, or a
             // stream is closed and its peer about to be buried.
             sys::wait(&mut [], SOON_MS);
         }
-        last = Instant::now();
+        idle = None;
     }
 }

@@ -32,7 +32,8 @@ perftest_speed() {
     perftest_run "$1" "$2" "$3" $(($4 + few)) || return
     REPLY=$(($4 * $2 / (REPLY - short)))
 }
-# median VALUE... : into REPLY; the upper one of an even number. The guest has no /dev/fd, so no <().
+# median VALUE... : into REPLY; the upper one of an even number. Without <(), as the guest has no
+# /dev/fd.
 median() {
     REPLY=$(printf '%s\n' "$@" | sort -n | sed -n "$(($# / 2 + 1))p")
 }

@@ -11,6 +11,7 @@
  *     parts=1     transfers that it is cut into, all posted before the first is awaited
  *     notif=0     bytes of a notification (1 to 65536), compared at the target, as is the data
  *     times=1     posted so often; expect=0: the status it ends in, or several as "0,-50"
+ *     nap=100     microseconds between two looks at a transfer (a wake-up costs some)
  *     within=20   seconds; touch=all (an error: any) what may change: all, any, none; to=0 target
  *   notify count=1 size=1 to=0   messages alone, in order
  *   drop|renew [to=0]            the target withdraws its region; registers it again, imported here
@@ -35,7 +36,7 @@ struct target {
 };
 
 struct job {
-    uint64_t count, min, max, slots, parts, notif, times, to, size;
+    uint64_t count, min, max, slots, parts, notif, times, to, size, nap;
     double within;
     bool here_packed, there_packed;
     const char *expect, *touch;
@@ -73,13 +74,14 @@ static bool word_is(const char *word, const char *key, const char **value) {
 
 static struct job parse(char *words) {
     struct job job = {.count = 64, .min = 1, .max = 65536, .parts = 1, .times = 1, .size = 1,
-                      .within = 20, .expect = "0", .touch = NULL};
+                      .nap = 100, .within = 20, .expect = "0", .touch = NULL};
     const struct {
         const char *key;
         uint64_t *at;
     } numbers[] = {{"count", &job.count}, {"min", &job.min},     {"max", &job.max},
                    {"slots", &job.slots}, {"parts", &job.parts}, {"notif", &job.notif},
-                   {"times", &job.times}, {"to", &job.to},       {"size", &job.size}};
+                   {"times", &job.times}, {"to", &job.to},       {"size", &job.size},
+                   {"nap", &job.nap}};
     char *rest = NULL;
     for (char *word = strtok_r(words, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
         const char *value = NULL;
@@ -335,7 +337,7 @@ static kvr_status carry(const struct job *job, kvr_transfer *part, const unsigne
         kvr_status s;
         while ((s = kvr_transfer_check(me.engine, part[i])) == KVR_IN_PROGRESS) {
             if (now() > begin + job->within) return KVR_IN_PROGRESS;
-            nap(100);
+            nap((long)job->nap);
         }
         if (s < worst) worst = s;
     }

@@ -14,7 +14,7 @@ loop_speed() { REPLY=$("$LAB_BIN/rawloop" ra0 rb0 "$1" $size $depth $count |
 # The same blocks of the same 1 MiB as the others, from the last to the first, so that none goes on
 # where the one before ends; the time from post to done.
 kvrail_speed() {
-    ask "$1" count=$count min=$size max=$size slots=$depth > /dev/null || return
+    ask "$1" count=$count min=$size max=$size slots=$depth nap=1000 > /dev/null || return
     answered seconds
     REPLY=$((count * size / 10#${REPLY/./}))
 }

@@ -17,7 +17,8 @@ tries() {
 }
 # The other side's memory in one piece, ours in many.
 gathers() {
-    ask write count=600 min=4 max=8000 there=packed && ask read count=600 min=4 max=8000 there=packed
+    local pieces="count=600 min=4 max=8000 there=packed"
+    ask write $pieces && ask read $pieces
 }
 for mtu in 4200 1500; do
     check "$LAB_RAILS rails, MTU $mtu" rails_veth "$LAB_RAILS" $mtu || exit 1

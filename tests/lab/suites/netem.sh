@@ -8,7 +8,7 @@ check "$LAB_RAILS rails" rails_veth "$LAB_RAILS" || exit 1
 here=$(devices a) there=$(devices b)
 counter() { read -r REPLY < "/sys/class/infiniband/$1/ports/1/hw_counters/$2"; }
 dropped() { tc -s qdisc show dev "$1" | sed -n 's/.*dropped \([0-9]*\).*/\1/p' | head -n 1; }
-# slow MILLISECONDS COMMAND... : it takes that long at least, as it must under this fault.
+# slow MILLISECONDS COMMAND... : it takes that long at least.
 slow() {
     local least=$1
     shift
@@ -46,8 +46,13 @@ check "loss of 1 %: read" drops b0 read $blocks
 check "loss of 1 %: write" drops a0 write $blocks
 check "loss of 1 %: 500 notifications in order" ask notify count=500 size=300
 both_ends delay 5ms
-check "delay of 5 ms: read" slow 10 read $blocks
-check "delay of 5 ms: write" slow 10 write $blocks
+check "delay of 5 ms: read" ask read $blocks
+check "delay of 5 ms: write" ask write $blocks
+delay a1 5ms && delay b1 5ms
+# There and back; without the delay it is one or two.
+check "delay of 5 ms on both rails: a byte is read in 10 ms or more" slow 10 read count=1 max=1
+check "delay of 5 ms on both rails: a byte is written in 10 ms or more" slow 10 write count=1 max=1
+heal a1 && heal b1
 both_ends reorder 1%
 check "reordering of 1 %: read" ask read $blocks
 check "reordering of 1 %: write" grows rb0 out_of_seq_request write $blocks

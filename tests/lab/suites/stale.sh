@@ -1,5 +1,5 @@
 #!/bin/bash
-# lab-about: withdrawn regions, ranges past the end, another region's keys: an error, no byte touched
+# lab-about: withdrawn regions, ranges past the end, others' keys: an error, no byte touched
 # lab-rails: 1 2
 # lab-limit: 60
 # lab-needs: mover
