@@ -230,6 +230,27 @@ fn a_notification_does_not_hang_with_its_rail() {
     fake.is_empty();
 }
 
+/// The data went over another rail, the message cannot arrive: done would be a lie.
+#[test]
+fn a_transfer_is_not_done_while_its_message_cannot_arrive() {
+    let fake = alone!(4, &twins(2));
+    let pair = Pair::twins(2, MIB, |c| c.rail_timeout_ms = 300);
+    let t = pair.prepare(Direction::Read, &eight()).unwrap();
+    // Messages go over the first rail.
+    fake.set("fake0.blackhole=1");
+    pair.a.e.post(t, Some(b"one")).unwrap();
+    assert!(finish(&pair.a.e, t).is_err());
+    pair.b.e.notifs(&mut |_, m| panic!("{m:?} arrived")).unwrap();
+    fake.set("*.blackhole=0");
+    pair.a.e.peer_connect(pair.peer, HANG).unwrap();
+    pair.a.e.post(t, Some(b"two")).unwrap();
+    assert_eq!(finish(&pair.a.e, t), Ok(Status::Ok));
+    assert_eq!(notifs(&pair.b.e, 1)[0].1, b"two");
+    pair.a.e.release(t).unwrap();
+    drop(pair);
+    fake.is_empty();
+}
+
 #[test]
 fn garbage_and_lost_completions_do_no_harm() {
     let fake = alone!(4, &twins(2));
