@@ -133,8 +133,8 @@ impl<L: Link> Channel<L> {
     }
 
     /// Sends what the stream takes. `sent` is called for each message that has arrived, or was
-    /// handed over whole to a stream that does not tell; `consumed` is what the application has taken from this peer. Returns whether anything
-    /// moved.
+    /// handed over whole to a stream that does not tell; `consumed` is what the application has
+    /// taken from this peer. Returns whether anything moved.
     pub fn send(
         &mut self,
         pool: &Pool<'_>,
