@@ -394,8 +394,13 @@ fn few_credits_and_rare_completions() {
         for credits in [depth, depth + 3] {
             for signal in [1, 3, 1_000] {
                 let port = PortConfig { depth, credits, signal, rate: 500, delay: 20, ..PORT };
-                let case =
-                    Case::new(with_port(lanes(2), port), Direction::Write, &mut rng, 300, 90);
+                let case = Case::new(
+                    with_port(striped(lanes(2), false), port),
+                    Direction::Write,
+                    &mut rng,
+                    300,
+                    90,
+                );
                 case.post(None);
                 for _ in 0..5 {
                     case.world.engines[0].poll();

@@ -1,4 +1,4 @@
-// One line on standard error. NIXL's Python layer turns a status into an exception without a text,
+// A text on standard error, each of its lines with our name in front. NIXL's Python layer turns a status into an exception without a text,
 // so this is where the reason of a refusal is found.
 #pragma once
 
@@ -12,10 +12,13 @@
 
 namespace kvrail {
 
-inline void say(std::string line) noexcept {
-    for (char &c : line)
-        if (c == '\n') c = ' ';
-    std::fprintf(stderr, "kvrail: %s\n", line.c_str());
+inline void say(const std::string &text) noexcept {
+    std::string out = "kvrail: ";
+    for (char c : text) {
+        out += c;
+        if (c == '\n') out += "kvrail: ";
+    }
+    std::fprintf(stderr, "%s\n", out.c_str());
 }
 
 // A dead peer fails thousands of transfers at once: ten such lines a second are enough.

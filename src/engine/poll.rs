@@ -149,8 +149,14 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             }
             let mut most = limit.min(remaining);
             if self.tuning.stripe_all && rails > 1 {
-                // So that the first to poll does not take everything.
+                // So that the first to poll does not take everything, and a slow rail does not hold
+                // the end of it: at most its part of what is left is in flight.
                 most = most.min((remaining / (2 * rails)).max(1));
+                let each = body.bytes / u64::from(body.n_ops.max(1));
+                let part = each * u64::from(remaining / (2 * rails));
+                if lane.outstanding.load(Ordering::Relaxed) > part {
+                    return None;
+                }
             }
             let (count, bytes) = sized(ops, first, most, inner.port.batch_bytes());
             match slot.cursor.claim(seen, count) {
