@@ -13,12 +13,11 @@
 namespace kvrail {
 
 inline void say(const std::string &text) noexcept {
-    std::string out = "kvrail: ";
-    for (char c : text) {
-        out += c;
-        if (c == '\n') out += "kvrail: ";
+    for (std::size_t at = 0, end; at <= text.size(); at = end + 1) {
+        end = text.find('\n', at);
+        if (end == std::string::npos) end = text.size();
+        std::fprintf(stderr, "kvrail: %.*s\n", static_cast<int>(end - at), text.data() + at);
     }
-    std::fprintf(stderr, "%s\n", out.c_str());
 }
 
 // A dead peer fails thousands of transfers at once: ten such lines a second are enough.
