@@ -171,6 +171,26 @@ fn without_striping_a_transfer_stays_on_one_rail() {
 }
 
 #[test]
+fn the_end_of_a_transfer_does_not_wait_for_others_to_end() {
+    let mut rng = Rng::new(seed(25));
+    let port = PortConfig { window: 4_000, batch_bytes: 1_000, rate: 50, delay: 3, ..PORT };
+    let setup = with_port(striped(lanes(3), true), port);
+    let case = Case::new(setup, Direction::Read, &mut rng, 2_000, 900);
+    let other = Memory::new(&case.world, 1, 4_000, |i| i as u8);
+    let (key, mine) = (other.import(&case.world, 0), Memory::new(&case.world, 0, 4_000, |_| 0));
+    let pairs: Vec<Pair> = (0..7).map(|i| (i * 500, i * 500, 300)).collect();
+    let small = prepare(&case.world, Direction::Read, (0, &mine), (&other, key), &pairs).unwrap();
+    case.post(None);
+    (0..50).for_each(|_| case.world.step());
+    case.world.engines[0].post(small.raw(), None).unwrap();
+    assert_eq!(case.world.finish(0, &small, 100_000), Status::Ok);
+    let big = case.world.engines[0].check(case.transfer.raw());
+    assert_eq!(big, Ok(Status::InProgress), "the small one was held up");
+    assert_eq!(case.finish(), Status::Ok);
+    case.verify();
+}
+
+#[test]
 fn a_lane_holds_no_more_than_its_window() {
     let mut rng = Rng::new(seed(24));
     let port = PortConfig { window: 4_000, batch_bytes: 1_000, rate: 50, delay: 3, ..PORT };

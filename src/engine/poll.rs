@@ -139,7 +139,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             }
             return Some((body, Claim { slot: index, first, count: take, bytes }));
         }
-        let rails = self.rails(body.peer).count_ones();
+        let mask = self.rails(body.peer);
+        let rails = mask.count_ones();
         loop {
             let first = seen.next();
             let remaining = body.n_ops - first.min(body.n_ops);
@@ -149,12 +150,16 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             }
             let mut most = limit.min(remaining);
             if self.tuning.stripe_all && rails > 1 {
-                // So that the first to poll does not take everything, and a slow rail does not hold
-                // the end of it: at most its part of what is left is in flight.
+                // So that the first to poll does not take everything.
                 most = most.min((remaining / (2 * rails)).max(1));
+                // And so that a slow rail does not hold the end of it: a lane with more in flight
+                // than its part of what is left leaves that to one with less. The least loaded
+                // always may, so nothing waits for other transfers to end.
                 let each = body.bytes / u64::from(body.n_ops.max(1));
                 let part = each * u64::from(remaining / (2 * rails));
-                if lane.outstanding.load(Ordering::Relaxed) > part {
+                let load = |l: &Lane<'m, P>| l.outstanding.load(Ordering::Relaxed);
+                let held = load(lane);
+                if held > part && self.lanes_of(mask).any(|l| load(l) < held) {
                     return None;
                 }
             }
