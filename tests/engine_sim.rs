@@ -173,7 +173,8 @@ fn without_striping_a_transfer_stays_on_one_rail() {
 #[test]
 fn the_end_of_a_transfer_does_not_wait_for_others_to_end() {
     let mut rng = Rng::new(seed(25));
-    let port = PortConfig { window: 4_000, batch_bytes: 1_000, rate: 50, delay: 3, ..PORT };
+    let port =
+        PortConfig { window: 4_000, batch_bytes: 1_000, rate: 5, delay: 0, signal: 1, ..PORT };
     let setup = with_port(striped(lanes(3), true), port);
     let case = Case::new(setup, Direction::Read, &mut rng, 2_000, 900);
     let other = Memory::new(&case.world, 1, 4_000, |i| i as u8);
@@ -184,8 +185,8 @@ fn the_end_of_a_transfer_does_not_wait_for_others_to_end() {
     (0..50).for_each(|_| case.world.step());
     case.world.engines[0].post(small.raw(), None).unwrap();
     assert_eq!(case.world.finish(0, &small, 100_000), Status::Ok);
-    let big = case.world.engines[0].check(case.transfer.raw());
-    assert_eq!(big, Ok(Status::InProgress), "the small one was held up");
+    let big = case.world.engines[0].info(case.transfer.raw()).unwrap();
+    assert!(big.bytes_done < big.bytes / 2, "the small one was held up: {big:?}");
     assert_eq!(case.finish(), Status::Ok);
     case.verify();
 }
