@@ -1,5 +1,5 @@
-// A text on standard error, each of its lines with our name in front. NIXL's Python layer turns a status into an exception without a text,
-// so this is where the reason of a refusal is found.
+// A text on standard error, each of its lines with our name in front. NIXL's Python layer turns a
+// status into an exception without a text, so this is where the reason of a refusal is found.
 #pragma once
 
 #include "kvrail.h"

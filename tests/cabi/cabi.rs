@@ -120,6 +120,14 @@ fn inputs(layout: &mut Layout) {
             device_id: u32,
             numa_node: i32,
             rbln_ctx_ptr: u64,
+            sq_depth: u32,
+            sges: u32,
+            ack_timeout: u32,
+            retry: u32,
+            rnr_retry: u32,
+            traffic_class: u32,
+            service_level: u32,
+            rail_timeout_ms: u32,
         }
     );
 }
