@@ -363,7 +363,7 @@ void memory(nixlBackendEngine &e) {
     const std::string said = standardError([&] {
         CHECK(e.registerMem(desc, VRAM_SEG, md) == NIXL_ERR_NOT_SUPPORTED && !md);
     });
-    CHECK(said == "kvrail: registerMem: the reason, in two lines\n");
+    CHECK(said == "kvrail: registerMem: the reason,\nkvrail: in two lines\n");
     CHECK(seen[0] == KVR_MEM_DEVICE);
     CHECK(e.registerMem(desc, OBJ_SEG, md) == NIXL_ERR_NOT_SUPPORTED);
     CHECK(calls["region_register"] == 2);
