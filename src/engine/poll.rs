@@ -427,21 +427,15 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// Control side: closes the rail to a peer on one lane and ends what it carried.
     pub(super) fn close_rail(&self, index: u32, peer: u32, status: Status) {
         let lane = &self.lanes[index as usize];
-        while !lane.token.try_take() {
-            crate::sync::spin_loop();
-        }
-        // SAFETY: I2: token taken above, given back below, asked once.
-        let inner = unsafe { lane.inner() };
-        self.reap(lane, inner);
-        self.close_port(lane, inner, peer);
-        while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
-            self.abandoned(lane, inner, &claim);
-            self.slots[claim.slot as usize].end(status);
-            self.leave(claim.slot);
-        }
-        if lane.token.give_back() {
-            self.worker.wake();
-        }
+        self.with_lane(index, |inner| {
+            self.reap(lane, inner);
+            self.close_port(lane, inner, peer);
+            while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
+                self.abandoned(lane, inner, &claim);
+                self.slots[claim.slot as usize].end(status);
+                self.leave(claim.slot);
+            }
+        });
     }
 
     fn take_return(&self, slot: &Slot) -> Option<(u32, u32)> {

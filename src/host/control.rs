@@ -270,14 +270,12 @@ impl Control {
 
     fn shut_down(&mut self) {
         let shared = self.shared.clone();
-        for mut conn in self.conns.drain(..) {
-            conn.refuse(&Error::new(Status::Disconnected, "the engine is being destroyed"));
-            if let Some(mut raise) = conn.raise.take() {
-                shared.core.with_net(|net| raise.close(net));
-            }
+        let why = Error::new(Status::Disconnected, "the engine is being destroyed");
+        for mut conn in core::mem::take(&mut self.conns) {
+            conn.refuse(&why);
+            self.dismiss(conn);
         }
         let mut peers = shared.peers();
-        let why = Error::new(Status::Disconnected, "the engine is being destroyed");
         for index in 1..peers.entries.len() as u32 {
             if shared.core.peer_state(index).link != Link::Free {
                 // What is queued goes out if the socket takes it.

@@ -240,18 +240,23 @@ impl Raise {
         }
     }
 
-    fn add(&mut self, rails: &Arc<Rails>, lane: usize, config: &Config, bit: u32) -> bool {
+    /// Makes a rail's queue pairs. `bit`: its place in the dialler's offer; `their`: the dialler's
+    /// end, which the acceptor knows already.
+    fn add(
+        &mut self,
+        rails: &Arc<Rails>,
+        lane: usize,
+        config: &Config,
+        bit: u32,
+        their: Option<RailPart>,
+    ) {
         match Pair::make(rails, lane, config) {
-            Ok(pair) => {
-                let lane = lane as u32;
-                let pair = Some(pair);
-                self.list.push(Rising { pair, their: None, bit, lane, link: None, proof: None });
-                true
+            Ok(mut pair) => {
+                pair.own.partner = their.map(|_| bit as u8);
+                let (pair, lane) = (Some(pair), lane as u32);
+                self.list.push(Rising { pair, their, bit, lane, link: None, proof: None });
             }
-            Err(e) => {
-                self.faults.push(e.message);
-                false
-            }
+            Err(e) => self.faults.push(e.message),
         }
     }
 
@@ -260,7 +265,7 @@ impl Raise {
         let mut raise = Raise::new(true);
         for lane in 0..rails.len() {
             let bit = raise.list.len() as u32;
-            raise.add(rails, lane, &shared.config, bit);
+            raise.add(rails, lane, &shared.config, bit, None);
         }
         raise.ours = raise.ends();
         if raise.list.is_empty() {
@@ -286,23 +291,13 @@ impl Raise {
         }
         raise.ours = usable.iter().map(|(_, end)| *end).collect();
         for (mine, their) in pair(&raise.ours, &raise.theirs) {
-            if raise.add(rails, usable[mine].0, &shared.config, their as u32) {
-                raise.meet_last(their as u8, theirs[their]);
-            }
+            let part = Some(theirs[their]);
+            raise.add(rails, usable[mine].0, &shared.config, their as u32, part);
         }
         if raise.list.is_empty() {
             return Err(raise.none());
         }
         Ok(raise)
-    }
-
-    fn meet_last(&mut self, place: u8, their: RailPart) {
-        if let Some(last) = self.list.last_mut() {
-            last.their = Some(their);
-            if let Some(pair) = &mut last.pair {
-                pair.own.partner = Some(place);
-            }
-        }
     }
 
     fn ends(&self) -> Vec<RailEnd> {
@@ -335,7 +330,7 @@ impl Raise {
         Ok(())
     }
 
-    /// Starts a thread for each rail with a partner; `wake` is rung when one is done.
+    /// Starts a thread for each rail with a partner; it rings the control thread when done.
     pub(super) fn start(&mut self, shared: &Shared) {
         let (tell, up) = channel();
         for (i, rising) in self.list.iter_mut().enumerate() {
