@@ -312,6 +312,7 @@ impl Control {
         let early = if matches!(link, AnyLink::Mail(_)) { &[] } else { early };
         let fine = shared.core.attach(index, link, &name, offer.window, early);
         log::info(&format!("connected to {title}: {how}"));
+        peers.tell_up(&shared.core, index, &how);
         if !fine {
             let why = Error::new(Status::Disconnected, "it does not speak the message protocol");
             peers.close(&shared.core, index, &why);
