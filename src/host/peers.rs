@@ -135,7 +135,12 @@ impl Peers {
         let was = core.peer_state(index).link;
         let link = core.close_peer(index, why.status);
         if was == Link::Up {
-            let text = format!("{}: {}", self.entry(index).title(), why.message);
+            let title = self.entry(index).title();
+            let text = if why.message.contains(&title) {
+                why.message.clone()
+            } else {
+                format!("{title}: {}", why.message)
+            };
             self.tell(core, index, EventKind::PeerGone, why.status, text);
         }
         if let Some(AnyLink::Stream(stream)) = link {

@@ -184,7 +184,9 @@ impl Watch {
                 ));
             }
         }
-        let mut asking = is_asking(shared, key);
+        // Work in flight is looked after already, and asking takes the lane from whoever polls it.
+        let ask = oldest.is_none() || watched.pulse.is_asking();
+        let mut asking = if ask { is_asking(shared, key) } else { Asked::No };
         if asking == Asked::Waits {
             core.poll_lane(lane);
             asking = is_asking(shared, key);
