@@ -179,11 +179,13 @@ fn work_that_nobody_polls_is_no_broken_rail() {
     let pair = silent(1, |c| c.progress_thread = false);
     pair.a.mem.fill(1);
     pair.b.mem.fill(2);
+    fake.set("fake0.delay_us=20000");
     // More than is carried inside the post.
     let t = pair.prepare(Direction::Read, &[Piece { here: 0, there: 0, len: MIB }]).unwrap();
     for _ in 0..2 {
         pair.a.e.post(t, None).unwrap();
-        // The application is elsewhere.
+        // This puts it in flight. Then the application is elsewhere.
+        assert_eq!(pair.a.e.check(t), Ok(Status::InProgress));
         pass();
         assert_eq!(finish(&pair.a.e, t), Ok(Status::Ok));
         assert_eq!(errors(&pair.a), [0]);
