@@ -133,7 +133,11 @@ impl Peers {
     /// more. The peer stays known. Bounded by one batch of each lane.
     pub(super) fn close(&mut self, core: &Core, index: u32, why: &Error) {
         let was = core.peer_state(index).link;
-        let link = core.close_peer(index, why.status);
+        for link in core.close_peer(index, why.status) {
+            if let AnyLink::Stream(stream) = link.link {
+                core.with_net(|net| net.watch(&stream, None));
+            }
+        }
         if was == Link::Up {
             let title = self.entry(index).title();
             let text = if why.message.contains(&title) {
@@ -142,9 +146,6 @@ impl Peers {
                 format!("{title}: {}", why.message)
             };
             self.tell(core, index, EventKind::PeerGone, why.status, text);
-        }
-        if let Some(AnyLink::Stream(stream)) = link {
-            core.with_net(|net| net.watch(&stream, None));
         }
         let entry = self.entry(index);
         let mails = core::mem::take(&mut entry.mails);
@@ -175,6 +176,26 @@ impl Peers {
     fn tell(&self, core: &Core, index: u32, kind: EventKind, status: Status, text: String) {
         let (peer, since) = (core.peer_handle(index).raw(), Duration::ZERO);
         self.teller.tell(Event { kind, peer, lane: NO_LANE, status, since, text });
+    }
+
+    /// Closes the rails to a peer that are of no use; the peer is told. True: there were any.
+    pub(super) fn drop_lost(&mut self, core: &Core, index: u32) -> bool {
+        let lost = core.lost(index);
+        let mut any = false;
+        for lane in (0..u32::BITS).filter(|lane| lost & (1 << lane) != 0) {
+            let entry = self.entry(index);
+            let at = entry.mails.iter().position(|(_, mail)| mail.lane == lane);
+            let mail = at.map(|at| entry.mails.swap_remove(at));
+            if let Some((_, mail)) = &mail {
+                mail.stop();
+            }
+            drop(core.drop_rail(lane, index));
+            if let Some((link, mail)) = mail {
+                core.with_net(|net| net.close_mail(index, mail.lane, &link));
+                any = true;
+            }
+        }
+        any
     }
 
     /// Closes and forgets a peer: its handle and its regions' handles are stale.
@@ -209,10 +230,10 @@ impl Peers {
         open.filter_map(|(i, e)| Some((i as u32, e.socket.as_ref()?.as_raw_fd())))
     }
 
-    /// Connected peers whose messages go over an RDMA rail, with its lane.
+    /// The message queue pairs: peer and lane.
     pub(super) fn message_lanes(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let entries = self.entries.iter().enumerate();
-        entries.filter_map(|(i, e)| Some((i as u32, e.mails.first()?.1.lane)))
+        entries.flat_map(|(i, e)| e.mails.iter().map(move |(_, m)| (i as u32, m.lane)))
     }
 
     /// True while somebody is to be dialled, or expected to dial.
