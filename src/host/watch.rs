@@ -192,8 +192,8 @@ impl Watch {
             asking = is_asking(shared, key);
         }
         let state = (oldest.is_none(), asking == Asked::Waits);
-        // Twice the limit: no work waits for the answer, and a peer may be busy on our account. Work
-        // that is posted meanwhile has its own clock.
+        // Twice the limit: no work waits for the answer, and a peer may be busy on our account.
+        // Work that is posted meanwhile has its own clock.
         let wait = 2 * wait;
         match watched.pulse.look(now, state, keepalive(shared), wait) {
             _ if asking == Asked::Failed => {
