@@ -2,16 +2,19 @@
 //! which is also what makes the control side of the engine one thread at a time. Neither check nor
 //! notifs nor notify takes it.
 
-use std::collections::HashMap;
+use core::net::{Ipv4Addr, SocketAddrV4};
+use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::backoff::Backoff;
 use super::blob::ConnBlob;
 use super::error::{hex, shown, Error};
 use super::keylist;
 use super::pool::Pool;
+use super::rail::MAX_RAILS;
 use super::raise::Mail;
 use super::rows::Rows;
 use super::shared::Core;
@@ -20,6 +23,29 @@ use crate::nic::any::AnyLink;
 use crate::nic::local::{PeerMemory, Share};
 use crate::nic::verbs::mail::MailLink;
 use crate::status::Status;
+
+/// The message queue pair of an RDMA rail.
+pub(super) struct Line {
+    pub(super) link: MailLink<'static>,
+    pub(super) mail: Mail,
+    /// The address of the rail's other end.
+    pub(super) far: Ipv4Addr,
+}
+
+/// A connection over RDMA rails, as long as it lives.
+#[derive(Default)]
+pub(super) struct Life {
+    /// What both sides call it; `None`: the other side joins no rails (1.0).
+    pub(super) id: Option<u64>,
+    /// This side's dial made it, so this side's dials keep it up.
+    pub(super) ours: bool,
+    /// Ids from here on were given to no rail yet.
+    pub(super) next_id: u32,
+    /// Id of the last rail of each lane, up or not.
+    pub(super) ids: [Option<u32>; MAX_RAILS],
+    /// Since when it has no rail.
+    pub(super) adrift: Option<Instant>,
+}
 
 /// A peer's slot as the host knows it.
 #[derive(Default)]
@@ -31,9 +57,19 @@ pub(super) struct Entry {
     pub(super) memory: Option<PeerMemory>,
     pub(super) socket: Option<TcpStream>,
     /// Message queue pairs of its RDMA rails, with their streams.
-    pub(super) mails: Vec<(MailLink<'static>, Mail)>,
-    /// Which of its addresses the next dial tries.
-    pub(super) address: usize,
+    pub(super) mails: Vec<Line>,
+    /// Its connection, if that is over RDMA rails.
+    pub(super) life: Option<Life>,
+    /// When rails may be dialled for again, or the peer that died for want of them.
+    pub(super) backoff: Backoff,
+    /// A join of ours is under way.
+    pub(super) joining: bool,
+    /// It died for want of rails: it is dialled until it is there again.
+    pub(super) revive: bool,
+    /// Why the last dial for rails came to nothing, so that this is said once.
+    pub(super) lament: Option<String>,
+    /// Its addresses that the present dial has not tried yet.
+    pub(super) route: VecDeque<SocketAddrV4>,
     /// Our dials so far.
     pub(super) attempt: u64,
     /// A dial of ours is under way.
@@ -52,6 +88,14 @@ impl Entry {
     /// Name and incarnation for a message.
     pub(super) fn title(&self) -> String {
         format!("{} (incarnation {})", shown(&self.name, 64), &hex(&self.incarnation)[..8])
+    }
+
+    /// Whether a new dial of the peer shows that it has left the connection, though its end has not
+    /// come: a side never dials anew what it dialled and still has. A connection of our own dial
+    /// without a rail is in doubt, and then the other side's word counts.
+    pub(super) fn is_left(&self) -> bool {
+        let life = self.life.as_ref().filter(|l| l.id.is_some());
+        life.is_some_and(|l| !l.ours || l.adrift.is_some())
     }
 }
 
@@ -123,18 +167,21 @@ impl Peers {
     /// Ends a connection: transfers and messages end with the error; nothing touches memory any
     /// more. The peer stays known. Bounded by one batch of each lane.
     pub(super) fn close(&mut self, core: &Core, index: u32, why: &Error) {
-        let link = core.close_peer(index, why.status);
-        if let Some(AnyLink::Stream(stream)) = link {
-            core.with_net(|net| net.watch(&stream, None));
+        for link in core.close_peer(index, why.status) {
+            if let AnyLink::Stream(stream) = link.link {
+                core.with_net(|net| net.watch(&stream, None));
+            }
         }
         let entry = self.entry(index);
         let mails = core::mem::take(&mut entry.mails);
         core.with_net(|net| {
-            for (link, mail) in &mails {
-                net.close_mail(index, mail.lane, link);
+            for line in &mails {
+                net.close_mail(index, line.mail.lane, &line.link);
             }
         });
         drop(mails);
+        entry.life = None;
+        entry.joining = false;
         entry.error = Some(why.clone());
         entry.parked = None;
         if let Some(memory) = entry.memory.take() {
@@ -182,7 +229,7 @@ impl Peers {
     /// Connected peers whose messages go over an RDMA rail, with its lane.
     pub(super) fn message_lanes(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let entries = self.entries.iter().enumerate();
-        entries.filter_map(|(i, e)| Some((i as u32, e.mails.first()?.1.lane)))
+        entries.filter_map(|(i, e)| Some((i as u32, e.mails.first()?.mail.lane)))
     }
 
     /// True while somebody is to be dialled, or expected to dial.
