@@ -266,9 +266,18 @@ typedef struct kvr_config {
     uint32_t traffic_class;
     /* Service level of RDMA packets. */
     uint32_t service_level;
-    /* Milliseconds without any completion after which an RDMA rail with work in flight is broken.
+    /* Milliseconds without any completion after which an RDMA rail with work in flight is broken;
+     * four times what the work needs at the rail's measured rate, where that is longer.
      */
     uint32_t rail_timeout_ms;
+    /* Milliseconds between the proofs of an idle RDMA rail; 0: none. */
+    uint32_t keepalive_ms;
+    /* Milliseconds that all links must be down, or one up again, until it counts. */
+    uint32_t link_debounce_ms;
+    /* Milliseconds without any rail after which a peer is dead. */
+    uint32_t peer_timeout_ms;
+    /* Room for a later parameter; leave it as kvr_config_init() left it. */
+    uint32_t reserved;
 } kvr_config;
 
 /* Counters of one rail since the engine was made. The caller sets `struct_size`. */

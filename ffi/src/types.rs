@@ -224,8 +224,17 @@ pub struct kvr_config {
     pub traffic_class: u32,
     /// Service level of RDMA packets.
     pub service_level: u32,
-    /// Milliseconds without any completion after which an RDMA rail with work in flight is broken.
+    /// Milliseconds without any completion after which an RDMA rail with work in flight is broken;
+    /// four times what the work needs at the rail's measured rate, where that is longer.
     pub rail_timeout_ms: u32,
+    /// Milliseconds between the proofs of an idle RDMA rail; 0: none.
+    pub keepalive_ms: u32,
+    /// Milliseconds that all links must be down, or one up again, until it counts.
+    pub link_debounce_ms: u32,
+    /// Milliseconds without any rail after which a peer is dead.
+    pub peer_timeout_ms: u32,
+    /// Room for a later parameter; leave it as kvr_config_init() left it.
+    pub reserved: u32,
 }
 
 /// State and counters of a transfer. The caller sets `struct_size`.

@@ -128,6 +128,10 @@ fn inputs(layout: &mut Layout) {
             traffic_class: u32,
             service_level: u32,
             rail_timeout_ms: u32,
+            keepalive_ms: u32,
+            link_debounce_ms: u32,
+            peer_timeout_ms: u32,
+            reserved: u32,
         }
     );
 }
