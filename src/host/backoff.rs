@@ -22,14 +22,9 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// Whether it may be tried now.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.due.is_none_or(|due| due <= now)
-    }
-
-    /// When it may be tried; `None`: now.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.due
+    /// When it may be tried, if that is later than now.
+    pub(super) fn waits(&self, now: Instant) -> Option<Instant> {
+        self.due.filter(|due| *due > now)
     }
 
     /// It worked.
@@ -69,6 +64,12 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    impl Backoff {
+        fn is_due(&self, now: Instant) -> bool {
+            self.waits(now).is_none()
+        }
+    }
+
     #[test]
     fn pauses_double_up_to_the_longest() {
         let (mut b, start) = (Backoff::default(), Instant::now());
@@ -86,7 +87,7 @@ mod tests {
         let (mut b, start) = (Backoff::default(), Instant::now());
         let (mut now, mut tries) = (start, 0);
         while now < start + 600_000 * MS {
-            now = b.due().unwrap_or(now).max(now);
+            now = b.waits(now).unwrap_or(now);
             tries += 1;
             b.came(now);
             now += 1000 * MS;
@@ -116,9 +117,9 @@ mod tests {
         let (mut b, start) = (Backoff::default(), Instant::now());
         b.came(start);
         b.lost(start + MS);
-        let due = b.due();
+        let due = b.waits(start);
         b.lost(start + 2 * MS);
-        assert_eq!(b.due(), due);
+        assert_eq!(b.waits(start), due);
     }
 
     #[test]

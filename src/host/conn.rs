@@ -87,12 +87,7 @@ impl Conn {
         Ok(conn)
     }
 
-    fn new(
-        socket: TcpStream,
-        machine: Machine,
-        until: Instant,
-        peer: Option<(u32, u32)>,
-    ) -> Conn {
+    fn new(socket: TcpStream, machine: Machine, until: Instant, peer: Option<(u32, u32)>) -> Conn {
         tune(&socket);
         let limit = until.saturating_duration_since(Instant::now());
         Conn {

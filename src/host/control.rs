@@ -101,7 +101,7 @@ impl Control {
         }
         let peers = self.shared.peers();
         for (index, fd) in peers.sockets() {
-            files.push(sys::interest(fd, libc::POLLRDHUP));
+            files.push(sys::interest(fd, peers.awaits(index)));
             // A forked child keeps the socket open beyond the peer's end.
             files.extend(peers.rows.current(index).map(|p| sys::interest(p, libc::POLLIN)));
         }
@@ -131,7 +131,11 @@ impl Control {
             // Rounded up, or the last millisecond is spent in a spin.
             Some(t) => {
                 let left = t.saturating_duration_since(Instant::now()).as_millis() as i32 + 1;
-                if ms < 0 { left } else { ms.min(left) }
+                if ms < 0 {
+                    left
+                } else {
+                    ms.min(left)
+                }
             }
             None => ms,
         };
@@ -249,6 +253,7 @@ impl Control {
                 gone.push((index, closed()));
             }
         }
+        self.hear(&mut peers);
         for (index, fd) in peers.sockets() {
             if is_closed(fd) || peers.rows.current(index).is_some_and(sys::is_ready) {
                 gone.push((index, closed()));

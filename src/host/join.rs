@@ -66,6 +66,7 @@ impl Control {
             if let Some(line) = line {
                 core.with_net(|net| net.close_mail(index, lane, &line.link));
             }
+            entry.tell_down(lane);
         }
         let now = Instant::now();
         entry.backoff.lost(now);
@@ -94,6 +95,28 @@ impl Control {
         }
     }
 
+    /// What peers said of their rails over their connections: those are closed there, so they are of
+    /// no use here, and nothing of them lands any more. They say the same over a rail's messages,
+    /// if one is left.
+    pub(super) fn hear(&self, peers: &mut Peers) {
+        let core = &self.shared.core;
+        for index in 1..peers.entries.len() as u32 {
+            for id in peers.entry(index).told_down() {
+                let ids = peers.entry(index).life.iter().flat_map(|l| l.ids);
+                let Some(lane) = ids.enumerate().find(|(_, i)| *i == Some(id)).map(|(l, _)| l)
+                else {
+                    continue;
+                };
+                let lane = lane as u32;
+                if core.rail_id(lane, index) == Some(id) {
+                    self.drop_lanes(peers, index, 1 << lane);
+                    self.say_limping(peers, index, 1 << lane);
+                }
+                core.fence(lane, index);
+            }
+        }
+    }
+
     /// Ids of a peer's living rails.
     fn alive(&self, index: u32) -> Vec<u32> {
         let core = &self.shared.core;
@@ -107,7 +130,11 @@ impl Control {
             let rails = |lane| self.shared.rails.as_ref()?.get(lane as usize);
             let names = lanes(mask).filter_map(rails).map(|r| r.nic.label());
             let names = names.collect::<Vec<_>>().join(", ");
-            if names.is_empty() { String::from("none") } else { names }
+            if names.is_empty() {
+                String::from("none")
+            } else {
+                names
+            }
         };
         log::warn(&format!(
             "{}: rail {} broke; left: {}",
@@ -165,7 +192,7 @@ impl Control {
                 entry.backoff.hurry(now, self.peer_timeout() / 4);
                 wake((since + self.peer_timeout()).max(now));
             }
-            let due = entry.backoff.due().filter(|due| *due > now);
+            let due = entry.backoff.waits(now);
             if entry.revive && shared.core.peer_state(index).link == Link::Dead {
                 let busy = entry.dialling || entry.wanted || entry.parked.is_some();
                 entry.wanted |= due.is_none() && !busy;
@@ -310,10 +337,10 @@ impl Control {
             return Err(raise.none());
         }
         lanes(join.fences).for_each(|lane| core.fence(lane, index));
-        let (links, names) =
-            self.install(&mut peers, (index, generation), proven, join.first_id);
+        let (links, names) = self.install(&mut peers, (index, generation), proven, join.first_id);
         for (lane, id, link) in links {
-            core.add_link(index, lane, id, link);
+            // There is room: at most one a lane.
+            let _ = core.add_link(index, lane, id, link);
         }
         core.kick(index);
         let entry = peers.entry(index);

@@ -341,7 +341,11 @@ impl Raise {
 
     /// Rails of the dialler's offer.
     pub(super) fn dialled(&self) -> u32 {
-        if self.lead { self.list.len() as u32 } else { self.theirs.len() as u32 }
+        if self.lead {
+            self.list.len() as u32
+        } else {
+            self.theirs.len() as u32
+        }
     }
 
     fn ends(&self) -> Vec<RailEnd> {
