@@ -106,7 +106,7 @@ impl Control {
     /// the subnet of a port that is up.
     fn route(&self, entry: &Entry) -> VecDeque<SocketAddrV4> {
         let mut addrs = entry.blob.as_ref().map(|b| b.addrs.clone()).unwrap_or_default();
-        let usable = if addrs.len() > 1 { self.usable() } else { 0 };
+        let usable = self.shared.ports_up();
         let rails = self.shared.rails.iter().flat_map(|r| r.iter()).enumerate();
         let rails: Vec<_> = rails.filter(|(i, _)| usable & (1 << i) != 0).map(|(_, r)| r).collect();
         addrs.sort_by_key(|addr| {
@@ -383,6 +383,7 @@ impl Control {
         let early = if conn.raise.is_some() { &[] } else { early };
         let fine = shared.core.attach(index, links, &name, offer.window, early);
         log::info(&format!("connected to {title}: {how}"));
+        peers.tell_up(&shared.core, index, &how);
         if !fine {
             let why = Error::new(Status::Disconnected, "it does not speak the message protocol");
             peers.close(&shared.core, index, &why);

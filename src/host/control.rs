@@ -50,7 +50,7 @@ pub(super) struct Control {
 
 impl Control {
     pub(super) fn new(shared: Arc<Shared>, listeners: Vec<TcpListener>) -> Control {
-        let stats = Stats::new(&shared);
+        let (stats, watch) = (Stats::new(&shared), Watch::new(&shared));
         Control {
             shared,
             listeners,
@@ -58,7 +58,7 @@ impl Control {
             files: Vec::new(),
             deaf_until: None,
             stalls: Stalls::default(),
-            watch: Watch::default(),
+            watch,
             stats,
             alarm: None,
         }
@@ -78,6 +78,7 @@ impl Control {
             self.bury();
             self.watch.look(&self.shared);
             self.alarm = self.rejoin();
+            self.shared.teller.deliver();
             self.stalls.look(&self.shared);
             self.stats.look(&self.shared);
         }
@@ -116,30 +117,20 @@ impl Control {
             SOON
         } else if !self.conns.is_empty() || self.stats.is_on() || waiting {
             TICK.as_millis() as i32
-        } else if self.shared.core.transfers_used() > 0
-            || self.watch.is_worried()
-            || peers.message_lanes().next().is_some()
-        {
-            let nics = self.shared.nics() > 0;
-            let stalls = Stalls::pause(&self.shared);
-            let pause = if nics { stalls.min(Watch::pause(&self.shared)) } else { stalls };
-            pause.as_millis() as i32
+        } else if self.shared.core.transfers_used() > 0 {
+            Stalls::pause(&self.shared).as_millis() as i32
         } else {
             -1
         };
-        let ms = match self.alarm {
-            // Rounded up, or the last millisecond is spent in a spin.
-            Some(t) => {
-                let left = t.saturating_duration_since(Instant::now()).as_millis() as i32 + 1;
-                if ms < 0 {
-                    left
-                } else {
-                    ms.min(left)
-                }
-            }
-            None => ms,
-        };
+        let messages = peers.message_lanes().next().is_some();
         drop(peers);
+        let watch = Some(self.watch.pause(&self.shared, messages));
+        let watch = watch.filter(|_| self.shared.nics() > 0).map(|pause| pause.as_millis() as i32);
+        // Rounded up, or the last millisecond is spent in a spin.
+        let alarm = self.alarm.map(|t| t.saturating_duration_since(Instant::now()));
+        let alarm = alarm.map(|left| left.as_millis() as i32 + 1);
+        let least = [watch, alarm].into_iter().flatten().min();
+        let ms = least.map_or(ms, |least| if ms < 0 { least } else { ms.min(least) });
         if self.shared.core.has_broken() {
             self.shared.core.control_bell().rise();
             return;

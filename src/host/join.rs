@@ -35,15 +35,6 @@ impl Control {
         (self.peer_timeout() * 3 / 4).max(SHORTEST).min(self.limit())
     }
 
-    /// Lanes whose port is of use now, one bit each.
-    pub(super) fn usable(&self) -> u32 {
-        let rails = self.shared.rails.iter().flat_map(|r| r.iter()).enumerate();
-        let fine = rails.filter(|(_, r)| {
-            !r.device.is_dead() && matches!(r.device.is_active(), Ok(true)) && r.gid().is_ok()
-        });
-        fine.fold(0, |mask, (lane, _)| mask | 1 << lane)
-    }
-
     /// Takes off the rails of a peer that broke.
     pub(super) fn tend(&self, peers: &mut Peers, index: u32) {
         let lost = self.shared.core.lost(index);
@@ -183,7 +174,7 @@ impl Control {
         let shared = self.shared.clone();
         let mut peers = shared.peers();
         let now = Instant::now();
-        let (mut alarm, mut usable) = (None::<Instant>, None);
+        let mut alarm = None::<Instant>;
         let mut wake = |t: Instant| alarm = Some(alarm.map_or(t, |a| a.min(t)));
         for index in 1..peers.entries.len() as u32 {
             let entry = peers.entry(index);
@@ -206,7 +197,7 @@ impl Control {
             if due.is_some() {
                 continue;
             }
-            let free = *usable.get_or_insert_with(|| self.usable()) & !shared.core.rails(index);
+            let free = shared.ports_up() & !shared.core.rails(index);
             if free == 0 {
                 continue;
             }
@@ -283,7 +274,7 @@ impl Control {
         self.supersede(index);
         self.settle(&mut peers, index, &join.alive);
         drop(peers);
-        let free = self.usable() & !shared.core.rails(index);
+        let free = self.shared.ports_up() & !shared.core.rails(index);
         let Some(rails) = shared.rails.as_ref().filter(|_| free != 0) else {
             return Err(Error::new(Status::NoRail, "no port without a rail is usable here"));
         };

@@ -3,6 +3,7 @@
 //! notifs nor notify takes it.
 
 use core::net::{Ipv4Addr, SocketAddrV4};
+use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -19,6 +20,7 @@ use super::rail::MAX_RAILS;
 use super::raise::Mail;
 use super::rows::Rows;
 use super::shared::Core;
+use super::tell::{Event, EventKind, Teller, NO_LANE};
 use crate::engine::peer::{Link, PeerState, SELF};
 use crate::nic::any::AnyLink;
 use crate::nic::local::{PeerMemory, Share};
@@ -136,16 +138,23 @@ pub(super) struct Peers {
     pub(super) by_name: HashMap<Vec<u8>, u32>,
     pub(super) rows: Rows,
     pool: Arc<Pool>,
+    teller: Arc<Teller>,
 }
 
 impl Peers {
-    pub(super) fn new(count: u32, name: &[u8], incarnation: [u8; 16], pool: Arc<Pool>) -> Peers {
+    pub(super) fn new(
+        count: u32,
+        name: &[u8],
+        incarnation: [u8; 16],
+        pool: Arc<Pool>,
+        teller: Arc<Teller>,
+    ) -> Peers {
         let mut entries: Vec<Entry> = (0..count).map(|_| Entry::default()).collect();
         let own = &mut entries[SELF as usize];
         own.name = name.to_vec();
         own.incarnation = incarnation;
         let by_name = HashMap::from([(name.to_vec(), SELF)]);
-        Peers { entries, by_name, rows: Rows::new(count), pool }
+        Peers { entries, by_name, rows: Rows::new(count), pool, teller }
     }
 
     pub(super) fn entry(&mut self, index: u32) -> &mut Entry {
@@ -198,7 +207,13 @@ impl Peers {
     /// Ends a connection: transfers and messages end with the error; nothing touches memory any
     /// more. The peer stays known. Bounded by one batch of each lane.
     pub(super) fn close(&mut self, core: &Core, index: u32, why: &Error) {
-        for link in core.close_peer(index, why.status) {
+        let was = core.peer_state(index).link;
+        let links = core.close_peer(index, why.status);
+        if was == Link::Up {
+            let text = format!("{}: {}", self.entry(index).title(), why.message);
+            self.tell(core, index, EventKind::PeerGone, why.status, text);
+        }
+        for link in links {
             if let AnyLink::Stream(stream) = link.link {
                 core.with_net(|net| net.watch(&stream, None));
             }
@@ -223,6 +238,17 @@ impl Peers {
             // child has it, the other side would not be told. What was sent still arrives.
             let _ = socket.shutdown(std::net::Shutdown::Both);
         }
+    }
+
+    /// Tells that a peer is connected, and how.
+    pub(super) fn tell_up(&mut self, core: &Core, index: u32, how: &str) {
+        let text = format!("{} is connected: {how}", self.entry(index).title());
+        self.tell(core, index, EventKind::PeerUp, Status::Ok, text);
+    }
+
+    fn tell(&self, core: &Core, index: u32, kind: EventKind, status: Status, text: String) {
+        let (peer, since) = (core.peer_handle(index).raw(), Duration::ZERO);
+        self.teller.tell(Event { kind, peer, lane: NO_LANE, status, since, text });
     }
 
     /// Closes and forgets a peer: its handle and its regions' handles are stale.
@@ -264,10 +290,10 @@ impl Peers {
         libc::POLLRDHUP | if said { libc::POLLIN } else { 0 }
     }
 
-    /// Connected peers whose messages go over an RDMA rail, with its lane.
+    /// The message queue pairs: peer and lane.
     pub(super) fn message_lanes(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let entries = self.entries.iter().enumerate();
-        entries.filter_map(|(i, e)| Some((i as u32, e.mails.first()?.mail.lane)))
+        entries.flat_map(|(i, e)| e.mails.iter().map(move |l| (i as u32, l.mail.lane)))
     }
 
     /// True while somebody is to be dialled, or expected to dial.

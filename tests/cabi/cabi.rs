@@ -183,6 +183,18 @@ fn reports(layout: &mut Layout) {
             reserved: u32,
         }
     );
+    layout!(
+        layout,
+        kvr_event {
+            struct_size: u32,
+            kind: u32,
+            peer: kvr_peer,
+            lane: u32,
+            status: kvr_status,
+            since_ms: u64,
+            text: *const core::ffi::c_char,
+        }
+    );
 }
 
 #[test]
