@@ -48,3 +48,5 @@ mod regions;
 mod rejoin;
 #[path = "verbs_engine/strangers.rs"]
 mod strangers;
+#[path = "verbs_engine/watch.rs"]
+mod watch;

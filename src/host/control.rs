@@ -78,6 +78,7 @@ impl Control {
             self.bury();
             self.watch.look(&self.shared);
             self.alarm = self.rejoin();
+            self.shared.core.forgive();
             self.shared.teller.deliver();
             self.stalls.look(&self.shared);
             self.stats.look(&self.shared);

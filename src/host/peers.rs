@@ -208,15 +208,19 @@ impl Peers {
     /// more. The peer stays known. Bounded by one batch of each lane.
     pub(super) fn close(&mut self, core: &Core, index: u32, why: &Error) {
         let was = core.peer_state(index).link;
-        let links = core.close_peer(index, why.status);
-        if was == Link::Up {
-            let text = format!("{}: {}", self.entry(index).title(), why.message);
-            self.tell(core, index, EventKind::PeerGone, why.status, text);
-        }
-        for link in links {
+        for link in core.close_peer(index, why.status) {
             if let AnyLink::Stream(stream) = link.link {
                 core.with_net(|net| net.watch(&stream, None));
             }
+        }
+        if was == Link::Up {
+            let title = self.entry(index).title();
+            let text = if why.message.contains(&title) {
+                why.message.clone()
+            } else {
+                format!("{title}: {}", why.message)
+            };
+            self.tell(core, index, EventKind::PeerGone, why.status, text);
         }
         let entry = self.entry(index);
         let mails = core::mem::take(&mut entry.mails);

@@ -184,7 +184,9 @@ impl Watch {
                 ));
             }
         }
-        let mut asking = is_asking(shared, key);
+        // Work in flight is looked after already, and asking takes the lane from whoever polls it.
+        let ask = oldest.is_none() || watched.pulse.is_asking();
+        let mut asking = if ask { is_asking(shared, key) } else { Asked::No };
         if asking == Asked::Waits {
             core.poll_lane(lane);
             asking = is_asking(shared, key);
@@ -214,8 +216,8 @@ impl Watch {
         None
     }
 
-    /// A message stream that hangs ends the connection: the next post dials again. It has twice the
-    /// limit, so that transfers on the same NIC may end on another before.
+    /// A message link that hangs is given up, and with it its rail: messages go on over another. It
+    /// has twice the limit, since a receiver without buffers holds it up for a while.
     fn look_at_messages(&mut self, shared: &Shared, now: Instant) {
         let core = &shared.core;
         let limit = 2 * limit(shared);
@@ -235,8 +237,8 @@ impl Watch {
             }
             self.frames.remove(&key);
             log::warn(&format!(
-                "rail {lane}: no completion of a message for {} ms (twice rail_timeout_ms); its \
-                 connection is closed",
+                "rail {lane}: no completion of a message for {} ms (twice rail_timeout_ms); it is \
+                 closed",
                 limit.as_millis()
             ));
             core.with_net(|net| net.give_up_mail(peer, lane));

@@ -151,6 +151,11 @@ impl Pulse {
         Care::Ask
     }
 
+    /// True when an answer is awaited, as far as is known.
+    pub(super) fn is_asking(&self) -> bool {
+        self.asked.is_some()
+    }
+
     /// The question could not be asked now.
     pub(super) fn unasked(&mut self) {
         self.asked = None;

@@ -19,6 +19,8 @@ struct State {
     asked: Option<Instant>,
     /// Its address may have changed.
     moved: bool,
+    /// It is down for so long that its rails were failed.
+    lost: bool,
 }
 
 pub(super) struct Ports {
@@ -28,13 +30,13 @@ pub(super) struct Ports {
 
 impl Ports {
     pub(super) fn new(shared: &Shared) -> Ports {
-        let fresh = || State { up: true, down: None, asked: None, moved: false };
+        let fresh = || State { up: true, down: None, asked: None, moved: false, lost: false };
         Ports { list: (0..shared.nics()).map(|_| fresh()).collect() }
     }
 
-    /// True while a port is down: looks are more frequent.
+    /// True while a port is down and its rails may soon have to go: looks are more frequent.
     pub(super) fn is_worried(&self) -> bool {
-        self.list.iter().any(|p| p.down.is_some())
+        self.list.iter().any(|p| p.down.is_some() && !p.lost)
     }
 
     /// True when a device said something of a port.
@@ -77,13 +79,15 @@ impl Ports {
     pub(super) fn look(&mut self, shared: &Shared, rails: &Rails, now: Instant) {
         for (lane, (port, rail)) in self.list.iter_mut().zip(rails.iter()).enumerate() {
             let recent = |t: Instant| now.saturating_duration_since(t) < PORTS;
-            if port.up && port.asked.is_some_and(recent) {
+            if (port.up || port.lost) && port.asked.is_some_and(recent) {
                 continue;
             }
             port.asked = Some(now);
             port.set(rail, now);
             shared.note_port(lane as u32, port.up);
-            if port.down.is_some_and(|t| now.saturating_duration_since(t) >= limit(shared)) {
+            let long = |t: Instant| now.saturating_duration_since(t) >= limit(shared);
+            port.lost = port.down.is_some_and(|t| port.lost || long(t));
+            if port.lost {
                 fail_lane(shared, lane as u32);
             }
         }
