@@ -419,6 +419,47 @@ fn a_join_of_a_connection_that_is_not_is_refused_as_stale() {
     fake.is_empty();
 }
 
+/// A build without joins, as either side: its rails do not come back, and the last one is the end.
+#[test]
+fn with_an_older_build_nothing_is_joined() {
+    let fake = alone!(4, &twins(2));
+    for (old_a, old_b) in [(true, false), (false, true)] {
+        let side = |name: &str, old: bool, nics: &str| {
+            if old {
+                std::env::set_var("KVRAIL_TEST_NO_JOINS", "1");
+            }
+            let mut c = config(name, nics);
+            quick(&mut c);
+            let side = Side::new(c, MIB);
+            std::env::remove_var("KVRAIL_TEST_NO_JOINS");
+            side
+        };
+        let (a, b) = (side("a", old_a, &nics(0..2)), side("b", old_b, &nics(2..4)));
+        let (peer, far) = a.meet(&b);
+        let mut pair = Pair { a, b, peer, far, rng: crate::rig::Rng::new() };
+        whole(&mut pair);
+        let made = fake.get("calls.reg_mr");
+        fake.set("fake0.wc_force=n:2:RETRY_EXC_ERR");
+        pair.moves_some(100);
+        qps(fake, lines(1));
+        // Longer than the first pauses of a back-off.
+        std::thread::sleep(Duration::from_millis(500));
+        pair.moves_some(100);
+        assert_eq!(fake.get("calls.reg_mr"), made, "a rail was dialled for");
+        let t = pair.prepare(Direction::Read, &[Piece { here: 0, there: 0, len: 9 }]).unwrap();
+        fake.set("*.drop=1");
+        pair.a.e.post(t, None).unwrap();
+        assert_eq!(finish(&pair.a.e, t).unwrap_err().status, Status::Disconnected);
+        fake.set("*.drop=0");
+        let again = || pair.a.e.post(t, None).and_then(|_| finish(&pair.a.e, t)) == Ok(Status::Ok);
+        wait(again, || "the peer never came back".into());
+        pair.a.e.release(t).unwrap();
+        whole(&mut pair);
+        drop(pair);
+        fake.is_empty();
+    }
+}
+
 fn cycles(least: usize) -> usize {
     let given = std::env::var("KVRAIL_TEST_CYCLES").ok().and_then(|n| n.parse().ok());
     given.unwrap_or(least)
