@@ -220,7 +220,7 @@ fn a_dead_peer_is_connected_again_before_anybody_asks() {
 /// The sum of the pauses before `n` tries, the first of which may come at once.
 fn pauses(n: u64) -> Duration {
     let pause = |i: u64| Duration::from_millis((50u64 << i.min(10)).min(5000));
-    (0..n.saturating_sub(2)).map(pause).sum()
+    (0..n.saturating_sub(1)).map(pause).sum()
 }
 
 #[test]
@@ -230,22 +230,17 @@ fn a_rail_that_flaps_is_tried_as_often_as_the_back_off_allows() {
     let start = Instant::now();
     // Each try registers the buffers of one message queue pair.
     let made = fake.get("fake0.calls.reg_mr");
-    let mut breaks = 0;
-    while start.elapsed() < Duration::from_secs(2) {
+    let mut tries = 0;
+    while tries < 7 {
         // Whatever is next on this NIC fails.
         fake.set("fake0.wc_force=n:1:RETRY_EXC_ERR");
-        pair.moves_some_reads(100);
-        if fake.get("fake0.live.qp") == 0 {
-            breaks += 1;
-            let back = || fake.get("fake0.live.qp") == 2;
-            wait(back, || "the rail never came back".into());
-        }
+        pair.moves_some_reads(20);
+        tries = fake.get("fake0.calls.reg_mr") - made;
+        assert!(start.elapsed() < HANG, "hang: {tries} tries");
     }
+    let took = start.elapsed();
+    assert!(pauses(tries) <= took, "{tries} tries in {took:?}");
     fake.set("fake0.wc_force=off");
-    let tries = fake.get("fake0.calls.reg_mr") - made;
-    assert!(breaks > 1 && tries > 2, "{breaks} breaks, {tries} tries");
-    eprintln!("{breaks} breaks, {tries} tries");
-    assert!(pauses(tries) <= start.elapsed(), "{tries} tries in {:?}", start.elapsed());
     whole(&mut pair);
     drop(pair);
     fake.is_empty();
@@ -417,6 +412,58 @@ fn a_join_of_a_connection_that_is_not_is_refused_as_stale() {
     assert_eq!(fake.live(), before);
     drop(pair);
     fake.is_empty();
+}
+
+/// WRITEs were under way on both rails, and one never comes back: what it still owes is fenced all
+/// the same, or the transfer would never be done.
+#[test]
+fn a_rail_that_stays_away_is_fenced_by_the_return_of_another() {
+    let fake = alone!(4, &twins(2));
+    for swap in [false, true] {
+        let mut pair = Pair::twins(2, MIB, quick);
+        if swap {
+            pair = turned(pair);
+        }
+        let pieces = scatter(&mut pair.rng, 300, MIB, MIB);
+        let (here, mut there) = (pair.a.mem.fill(1), pair.b.mem.fill(2));
+        let t = pair.prepare(Direction::Write, &pieces).unwrap();
+        fake.set("*.drop=1");
+        pair.a.e.post(t, Some(b"all")).unwrap();
+        let adrift = |e: &kvrail::host::engine::Engine, name: &[u8]| {
+            let peer = e.peer_find(name).unwrap().raw();
+            wait(|| e.peer_state(peer) == Ok(Status::InProgress), || "it has a rail".into());
+        };
+        adrift(&pair.a.e, if swap { b"a" } else { b"b" });
+        fake.set("fake1.port1.state=down;fake3.port1.state=down;*.drop=0");
+        assert_eq!(finish(&pair.a.e, t), Ok(Status::Ok), "turned: {swap}");
+        assert_eq!(notifs(&pair.b.e, 1)[0].1, b"all");
+        apply(Direction::Write, &pieces, &mut here.clone(), &mut there);
+        same(&pair.b.mem.copy(), &there, Direction::Write, "there");
+        pair.a.e.release(t).unwrap();
+        fake.set("fake1.port1.state=active;fake3.port1.state=active");
+        whole(&mut pair);
+        drop(pair);
+        fake.is_empty();
+    }
+}
+
+/// Sides with unequal numbers of NICs have all rails that there can be.
+#[test]
+fn nobody_dials_for_rails_that_cannot_be() {
+    let fake = alone!(8, &twins(4));
+    for (a, b) in [(0..4, 4..6), (0..2, 4..8)] {
+        let mut c = [config("a", &nics(a)), config("b", &nics(b))];
+        c.iter_mut().for_each(quick);
+        let [a, b] = c;
+        let mut pair = Pair::new(a, b, MIB);
+        pair.moves_some(50);
+        let made = fake.get("calls.reg_mr");
+        std::thread::sleep(Duration::from_millis(400));
+        pair.moves_some(50);
+        assert_eq!(fake.get("calls.reg_mr"), made);
+        drop(pair);
+        fake.is_empty();
+    }
 }
 
 /// A build without joins, as either side: its rails do not come back, and the last one is the end.
