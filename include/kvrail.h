@@ -643,7 +643,8 @@ kvr_status kvr_peer_find(struct kvr_engine *e, const char *name, size_t name_len
  */
 kvr_status kvr_peer_connect(struct kvr_engine *e, kvr_peer p, uint32_t timeout_ms);
 
-/* KVR_OK connected, KVR_IN_PROGRESS dialling, else the reason why not, as kvr_peer_connect().
+/* KVR_OK connected, KVR_IN_PROGRESS dialling or without a rail for now (transfers wait), else the
+ * reason why not, as kvr_peer_connect().
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_peer_state(struct kvr_engine *e, kvr_peer p);
