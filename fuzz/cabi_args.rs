@@ -1,6 +1,6 @@
 //! Arguments of the C ABI's calls, good and bad, and what every answer must keep.
 
-use crate::input::Input;
+use crate::draw::Draw;
 use core::ffi::{c_char, c_void};
 use core::ptr::null_mut;
 use kvrail::status::Status;
@@ -91,12 +91,12 @@ pub(crate) fn config(made: u32, how: usize) -> kvr_config {
 /// nothing behind the room.
 pub(crate) fn blob(
     read: impl Fn(*mut c_void, *mut usize) -> kvr_status,
-    input: &mut Input<'_>,
+    draw: &mut Draw,
 ) -> Vec<u8> {
     let mut len = 0;
     assert_eq!(read(null_mut(), &mut len), KVR_ERR_CAPACITY);
     let mut bytes = vec![CANARY; len + 16];
-    let (whole, room) = (len, input.byte() % len);
+    let (whole, room) = (len, draw.byte() % len);
     len = room;
     assert_eq!(read(bytes.as_mut_ptr().cast(), &mut len), KVR_ERR_CAPACITY);
     assert!(len == whole && bytes.iter().all(|b| *b == CANARY), "copied to {room} of {whole}");
@@ -107,13 +107,13 @@ pub(crate) fn blob(
 }
 
 /// A blob that is cut (0) or changed (1) before byte `limit`; as it is otherwise.
-pub(crate) fn spoil(blob: &[u8], how: usize, limit: usize, input: &mut Input<'_>) -> Vec<u8> {
+pub(crate) fn spoil(blob: &[u8], how: usize, limit: usize, draw: &mut Draw) -> Vec<u8> {
     let mut bytes = blob.to_vec();
     match how {
-        0 => bytes.truncate(input.byte() % blob.len()),
+        0 => bytes.truncate(draw.byte() % blob.len()),
         1 => {
-            let at = input.byte() % limit.min(blob.len());
-            bytes[at] ^= input.byte() as u8;
+            let at = draw.byte() % limit.min(blob.len());
+            bytes[at] ^= draw.byte() as u8;
         }
         _ => {}
     }
@@ -126,12 +126,12 @@ fn letter(len: usize, k: usize) -> u8 {
 }
 
 /// A message that says what it is by its length.
-pub(crate) fn message(how: usize, input: &mut Input<'_>) -> Vec<u8> {
+pub(crate) fn message(how: usize, draw: &mut Draw) -> Vec<u8> {
     let len = match how % 16 {
         0 => KVR_MESSAGE_MAX as usize + 1,
         1 => KVR_MESSAGE_MAX as usize,
-        2..=5 => input.word() % 5000,
-        _ => input.byte(),
+        2..=5 => draw.word() % 5000,
+        _ => draw.byte(),
     };
     (0..len).map(|k| letter(len, k)).collect()
 }
@@ -156,8 +156,8 @@ pub(crate) unsafe extern "C" fn hear(
 }
 
 /// Bytes for a struct that states its size; what lies behind must stay.
-fn versioned<T>(input: &mut Input<'_>, call: impl Fn(*mut T) -> kvr_status) -> kvr_status {
-    let size = match input.byte() {
+fn versioned<T>(draw: &mut Draw, call: impl Fn(*mut T) -> kvr_status) -> kvr_status {
+    let size = match draw.byte() {
         n @ 0..=7 => [0, 1, 3, 4, 5, 4096, 4097, 1 << 20][n],
         n => size_of::<T>() - n % 2 * 4,
     };
@@ -180,22 +180,22 @@ pub(crate) fn transfer_info(
     raw: u64,
     status: kvr_status,
     gone: bool,
-    input: &mut Input<'_>,
+    draw: &mut Draw,
 ) {
-    let got = versioned(input, |at| abi!(kvr_transfer_info_get(e, raw, at)));
+    let got = versioned(draw, |at| abi!(kvr_transfer_info_get(e, raw, at)));
     assert!(got == KVR_OK || got < 0);
     assert!(!gone || got < 0, "figures of {raw:#x}, which is gone ({status})");
 }
 
 /// Calls whose arguments are wrong by themselves, and calls that need no object.
-pub(crate) fn bad(e: *mut kvr_engine, input: &mut Input<'_>) {
-    let (null, n) = (null_mut::<u64>(), input.below(3));
+pub(crate) fn bad(e: *mut kvr_engine, draw: &mut Draw) {
+    let (null, n) = (null_mut::<u64>(), draw.below(3));
     let mut raw = 7u64;
     let none = null_mut::<kvr_engine>();
     let crooked = (&raw mut raw).wrapping_byte_add(1);
-    let refused = match input.below(20) {
+    let refused = match draw.below(20) {
         0 => abi!(kvr_region_register(e, 4096, 4096, 0, null)),
-        1 => abi!(kvr_region_register(e, u64::MAX - 9, 10 + n as u64, 0, &mut raw)),
+        1 => abi!(kvr_region_register(e, u64::MAX - 9, 11 + n as u64, 0, &mut raw)),
         2 => abi!(kvr_region_register(none, 4096, 1, 0, &mut raw)),
         3 => abi!(kvr_table_create(e, null.cast(), 1 + n, &mut raw)),
         4 => abi!(kvr_table_create(e, crooked.cast(), 1, &mut raw)),
@@ -211,18 +211,18 @@ pub(crate) fn bad(e: *mut kvr_engine, input: &mut Input<'_>) {
         14 => abi!(kvr_engine_metadata(e, null.cast(), null.cast())),
         15 => abi!(kvr_engine_destroy(none)),
         16 => abi!(kvr_config_set(null.cast(), c"rails".as_ptr(), c"1".as_ptr())),
-        17 => versioned(input, |at| abi!(kvr_engine_info_get(e, at))).min(-1),
+        17 => versioned(draw, |at| abi!(kvr_engine_info_get(e, at))).min(-1),
         18 => {
-            let rail = input.byte() as u32;
-            versioned(input, |at| abi!(kvr_rail_info_get(e, rail, at))).min(-1)
+            let rail = draw.byte() as u32;
+            versioned(draw, |at| abi!(kvr_rail_info_get(e, rail, at))).min(-1)
         }
-        _ => parameters(input),
+        _ => parameters(draw),
     };
     assert!(refused < 0, "taken");
 }
 
 /// A parameter as text: taken or refused, and then the engine's size is one or an error. -1.
-fn parameters(input: &mut Input<'_>) -> kvr_status {
+fn parameters(draw: &mut Draw) -> kvr_status {
     let mut cfg = defaults();
     let mut keys = vec![0u8; abi!(kvr_config_keys(null_mut(), 0)) + 1];
     abi!(kvr_config_keys(keys.as_mut_ptr().cast(), keys.len()));
@@ -233,13 +233,13 @@ fn parameters(input: &mut Input<'_>) -> kvr_status {
         text.push(0);
         text
     };
-    let key = match input.byte() {
-        255 => text(input.bytes(9)),
+    let key = match draw.byte() {
+        255 => text(&draw.bytes(9)),
         n => text(names[n % names.len()].as_bytes()),
     };
-    let digits = input.below(12);
-    let value = match input.byte() % 4 {
-        0 => text(input.bytes(24)),
+    let digits = draw.below(12);
+    let value = match draw.byte() % 4 {
+        0 => text(&draw.bytes(24)),
         1 => text(b"18446744073709551615"),
         _ => text(&b"48318382080"[..digits.min(11)]),
     };

@@ -4,13 +4,13 @@
 //! transfer in flight may write it; a panic inside aborts the run.
 
 use crate::cabi_args::{self as args, abi, config, ok};
-use crate::cabi_model::{descriptor, Kind, Memory, Objects, Region, Target, Transfer};
-use crate::input::Input;
+use crate::cabi_model::{descriptor, Kind, Memory, Objects, Region, Table, Target, Transfer};
+use crate::draw::Draw;
 use core::ffi::c_void;
 use core::ptr::{null, null_mut};
 use kvrail_cabi::{engine::*, notify::*, peer::*, region::*, table::*, transfer::*, types::*};
 
-/// Calls of one input.
+/// Calls of one draw.
 const MAX_CALLS: usize = 96;
 
 /// One engine and what is known of it.
@@ -18,12 +18,14 @@ pub(crate) struct Side {
     pub(crate) engine: *mut kvr_engine,
     pub(crate) number: u32,
     objects: Objects,
+    /// Its own peer.
+    own: u64,
     blob: Vec<u8>,
     /// The block that it lies in, when it is the caller's.
     _block: Option<Vec<u8>>,
 }
 
-/// Everything of one input.
+/// Everything of one draw.
 struct World {
     memory: Memory,
     sides: [Option<Side>; 2],
@@ -36,9 +38,10 @@ struct World {
     heard: u64,
 }
 
-/// Takes an input apart.
+/// Takes an input apart: how it begins, then two bytes a call, which and with what choices.
 pub(crate) fn run(data: &[u8]) {
-    let mut input = Input(data);
+    let (head, calls) = data.split_at(data.len().min(3));
+    let mut draw = Draw(head.iter().fold(0, |sum, b| sum << 8 | u64::from(*b)));
     let mut world = World {
         memory: Memory::new(),
         sides: [None, None],
@@ -49,52 +52,80 @@ pub(crate) fn run(data: &[u8]) {
         heard: 0,
     };
     for slot in 0..2 {
-        world.create(slot, &mut input);
+        world.create(slot, &mut draw);
     }
-    for _ in 0..MAX_CALLS {
-        if input.is_empty() {
-            break;
-        }
-        world.step(&mut input);
+    if !draw.one_in(8) {
+        world.acquaint(&mut draw);
     }
-    let first = input.below(2);
+    for (i, call) in calls.chunks_exact(2).take(MAX_CALLS).enumerate() {
+        let salt = u64::from(call[1]) << 32 | u64::from(call[0]) << 16 | i as u64;
+        world.step(usize::from(call[0]), &mut Draw(salt));
+    }
+    let first = draw.below(2);
     for slot in [first, 1 - first] {
-        world.destroy(slot, &mut input);
+        world.destroy(slot, &mut draw);
     }
     world.settle();
 }
 
 impl World {
-    fn step(&mut self, input: &mut Input<'_>) {
-        let slot = input.below(2);
-        let call = input.below(24);
+    /// Regions on both sides, each side the other's peer, and every region known to both.
+    fn acquaint(&mut self, draw: &mut Draw) {
+        for slot in [0, 1, 0, 1] {
+            self.register(slot, draw);
+        }
+        for slot in 0..2 {
+            let blob = self.sides[1 - slot].as_ref().expect("made above").blob.clone();
+            let side = self.side(slot);
+            let (at, len, mut raw) = (blob.as_ptr().cast(), blob.len(), 7);
+            ok(abi!(kvr_peer_add(side.engine, at, len, null(), 0, &mut raw)));
+            side.objects.give(Kind::Peer, raw);
+            ok(abi!(kvr_peer_connect(side.engine, raw, 10_000)));
+            for (owner, blob) in self.blobs.clone() {
+                let side = self.side(slot);
+                let (at, n, mut known) = (blob.as_ptr().cast(), blob.len(), 7);
+                let own = owner.0 == side.number;
+                let (status, peer) = match own {
+                    true => {
+                        (abi!(kvr_region_import_self(side.engine, owner.1, &mut known)), side.own)
+                    }
+                    false => (abi!(kvr_region_import(side.engine, raw, at, n, &mut known)), raw),
+                };
+                ok(status);
+                self.imported(slot, known, owner, peer);
+            }
+        }
+    }
+
+    fn step(&mut self, call: usize, draw: &mut Draw) {
+        let (slot, call) = (call & 1, (call >> 1) % 32);
         if self.sides[slot].is_none() {
-            return self.create(slot, input);
+            return self.create(slot, draw);
         }
         match call {
-            0 | 1 => self.register(slot, input),
-            2 => self.deregister(slot, input),
-            3 => self.peer_add(slot, input),
-            4 => self.peer_other(slot, input),
-            5 => self.import(slot, input),
-            6 => self.import_self(slot, input),
-            7 | 8 => self.table(slot, input),
-            9 => self.table_destroy(slot, input),
-            10 | 11 => self.prepare(slot, input),
-            12 => self.prepare_descs(slot, input),
-            13..=15 => self.post(slot, input),
-            16 => self.check(slot, input),
-            17 => self.cancel(slot, input),
-            18 => self.release(slot, input),
-            19 => self.notify(slot, input),
-            20 => self.notifs(slot),
-            21 => self.forget(slot, input),
-            22 => match input.below(4) {
-                0 => self.destroy(slot, input),
-                1 => self.remove(slot, input),
-                _ => drop(abi!(kvr_progress(self.side(slot).engine))),
-            },
-            _ => args::bad(self.side(slot).engine, input),
+            0 | 1 => self.register(slot, draw),
+            2 => self.deregister(slot, draw),
+            3 => self.peer_add(slot, draw),
+            4 => self.peer_other(slot, draw),
+            5 => self.import(slot, draw),
+            6 => self.import_self(slot, draw),
+            7..=9 => self.table(slot, draw),
+            10 => self.table_destroy(slot, draw),
+            11..=13 => self.prepare(slot, draw),
+            14..=16 => self.prepare_descs(slot, draw),
+            17..=20 => self.post(slot, draw),
+            21 | 22 => self.check(slot, draw),
+            23 => self.cancel(slot, draw),
+            24 => self.release(slot, draw),
+            25 => self.notify(slot, draw),
+            26 => self.notifs(slot),
+            27 => self.forget(slot, draw),
+            28 if draw.one_in(4) => self.destroy(slot, draw),
+            28 if draw.one_in(3) => self.remove(slot, draw),
+            29 | 30 => args::bad(self.side(slot).engine, draw),
+            _ => {
+                abi!(kvr_progress(self.side(slot).engine));
+            }
         }
     }
 
@@ -109,26 +140,26 @@ impl World {
     }
 
     /// A handle: mostly one of this engine and kind, alive or not; else another's, or noise.
-    fn pick(&self, slot: usize, kind: Kind, input: &mut Input<'_>) -> u64 {
-        let (how, which) = (input.byte(), input.byte());
+    fn pick(&self, slot: usize, kind: Kind, draw: &mut Draw) -> u64 {
+        let which = draw.byte();
         let from = |slot: usize, kind: Kind| {
             let given = &self.sides[slot].as_ref()?.objects.given[kind as usize];
             // The newest is the likeliest to be of use.
             given.iter().rev().nth(which % given.len().max(1)).copied()
         };
         let kinds = [Kind::Peer, Kind::Region, Kind::Table, Kind::Transfer];
-        let raw = match how % 16 {
+        let raw = match draw.below(24) {
             0 => from(1 - slot, kind),
-            1 => from(slot, kinds[how / 16 % 4]),
-            2 => from(slot, kind).map(|h| h ^ 1 << (how / 16 * 4 + which % 4)),
+            1 => from(slot, kinds[draw.below(4)]),
+            2 => from(slot, kind).map(|h| h ^ 1 << draw.below(64)),
             3 => Some(which as u64),
             _ => from(slot, kind),
         };
         raw.unwrap_or(0)
     }
 
-    fn create(&mut self, slot: usize, input: &mut Input<'_>) {
-        let how = input.byte();
+    fn create(&mut self, slot: usize, draw: &mut Draw) {
+        let how = draw.byte();
         let cfg = config(self.made, how);
         let (mut engine, mut block) = (null_mut(), None);
         if how & 2 == 0 {
@@ -142,14 +173,17 @@ impl World {
         }
         assert!(!engine.is_null());
         self.ghosts.retain(|g| *g != engine);
-        let blob = args::blob(|buf, len| abi!(kvr_engine_metadata(engine, buf, len)), input);
+        let blob = args::blob(|buf, len| abi!(kvr_engine_metadata(engine, buf, len)), draw);
         let number = self.made;
         self.made += 1;
-        let (objects, _block) = (Objects::default(), block);
-        self.sides[slot] = Some(Side { engine, number, objects, blob, _block });
+        let (mut objects, mut own) = (Objects::default(), 7);
+        ok(abi!(kvr_peer_self(engine, &mut own)));
+        objects.give(Kind::Peer, own);
+        let _block = block;
+        self.sides[slot] = Some(Side { engine, number, objects, own, blob, _block });
     }
 
-    fn destroy(&mut self, slot: usize, input: &mut Input<'_>) {
+    fn destroy(&mut self, slot: usize, draw: &mut Draw) {
         if let Some(side) = self.sides[slot].take() {
             ok(abi!(kvr_engine_destroy(side.engine)));
             self.ghosts.push(side.engine);
@@ -159,18 +193,18 @@ impl World {
             drop(side);
             self.settle();
         }
-        if input.byte() % 2 == 0 {
+        if draw.byte() % 2 == 0 {
             for ghost in &self.ghosts {
                 assert_eq!(abi!(kvr_engine_destroy(*ghost)), KVR_ERR_INVALID);
             }
         }
     }
 
-    fn register(&mut self, slot: usize, input: &mut Input<'_>) {
-        let offset = input.below(30) * 256 + input.below(8);
-        let len = 1 + input.below(512) as u64;
+    fn register(&mut self, slot: usize, draw: &mut Draw) {
+        let offset = draw.below(30) * 256 + draw.below(8);
+        let len = 1 + draw.below(512) as u64;
         let addr = self.memory.base() + offset as u64;
-        let (mut raw, mem) = (7, u32::from(input.byte() == 255));
+        let (mut raw, mem) = (7, u32::from(draw.byte() == 255));
         let side = self.side(slot);
         let status = abi!(kvr_region_register(side.engine, addr, len, mem, &mut raw));
         if args::gave(status, raw) {
@@ -180,14 +214,14 @@ impl World {
             let engine = side.engine;
             let read =
                 |buf: *mut c_void, n: *mut usize| abi!(kvr_region_metadata(engine, raw, buf, n));
-            let blob = args::blob(read, input);
+            let blob = args::blob(read, draw);
             self.blobs.push((owner, blob));
         }
     }
 
-    fn deregister(&mut self, slot: usize, input: &mut Input<'_>) {
-        let raw = self.pick(slot, Kind::Region, input);
-        let flags = input.byte() as u32 % 3;
+    fn deregister(&mut self, slot: usize, draw: &mut Draw) {
+        let raw = self.pick(slot, Kind::Region, draw);
+        let flags = draw.byte() as u32 % 3;
         let side = self.side(slot);
         let own = side.objects.regions.get(&raw).is_some_and(|r| r.peer == 0);
         let status = abi!(kvr_region_deregister(side.engine, raw, flags));
@@ -204,12 +238,12 @@ impl World {
         self.settle();
     }
 
-    fn peer_add(&mut self, slot: usize, input: &mut Input<'_>) {
-        let how = input.byte();
+    fn peer_add(&mut self, slot: usize, draw: &mut Draw) {
+        let how = draw.byte();
         let of = if how % 8 == 0 { slot } else { 1 - slot };
         let Some(other) = &self.sides[of] else { return };
         // Addresses in it stay as they are: nobody outside is dialled.
-        let blob = args::spoil(&other.blob, how / 8 % 4, 12, input);
+        let blob = args::spoil(&other.blob, how / 8 % 4, 12, draw);
         let name = format!("fz{}", other.number);
         let (name, name_len) = match how % 3 {
             0 => (null(), 0),
@@ -227,28 +261,31 @@ impl World {
         }
     }
 
-    fn peer_other(&mut self, slot: usize, input: &mut Input<'_>) {
-        let raw = self.pick(slot, Kind::Peer, input);
-        let how = input.byte();
+    fn peer_other(&mut self, slot: usize, draw: &mut Draw) {
+        let raw = self.pick(slot, Kind::Peer, draw);
+        let how = draw.byte();
         let name = format!("fz{}", self.made - 1 - (how / 4) as u32 % self.made);
         let side = self.side(slot);
         let mut found = 7;
         let status = match how % 4 {
             0 => abi!(kvr_peer_self(side.engine, &mut found)),
-            1 => {
-                let at = name.as_ptr().cast();
-                abi!(kvr_peer_find(side.engine, at, name.len(), &mut found))
+            1 => abi!(kvr_peer_find(side.engine, name.as_ptr().cast(), name.len(), &mut found)),
+            2 => {
+                abi!(kvr_peer_state(side.engine, raw));
+                return;
             }
-            2 => return drop(abi!(kvr_peer_state(side.engine, raw))),
-            _ => return drop(abi!(kvr_peer_connect(side.engine, raw, how as u32 / 8))),
+            _ => {
+                abi!(kvr_peer_connect(side.engine, raw, how as u32 / 8));
+                return;
+            }
         };
         if args::gave(status, found) {
             side.objects.give(Kind::Peer, found);
         }
     }
 
-    fn remove(&mut self, slot: usize, input: &mut Input<'_>) {
-        let raw = self.pick(slot, Kind::Peer, input);
+    fn remove(&mut self, slot: usize, draw: &mut Draw) {
+        let raw = self.pick(slot, Kind::Peer, draw);
         let side = self.side(slot);
         if abi!(kvr_peer_remove(side.engine, raw)) == KVR_OK {
             side.objects.land(|t| t.peer == raw);
@@ -256,30 +293,35 @@ impl World {
         }
     }
 
-    fn import(&mut self, slot: usize, input: &mut Input<'_>) {
-        let peer = self.pick(slot, Kind::Peer, input);
-        let (which, how) = (input.byte(), input.byte());
+    fn import(&mut self, slot: usize, draw: &mut Draw) {
+        let peer = self.pick(slot, Kind::Peer, draw);
+        let (which, how) = (draw.byte(), draw.byte());
         let Some((owner, blob)) = self.blobs.iter().rev().nth(which % self.blobs.len().max(1))
         else {
             return;
         };
         let owner = *owner;
-        let bad = args::spoil(blob, how % 8, blob.len(), input);
+        let bad = args::spoil(blob, how % 8, blob.len(), draw);
         let spoilt = bad != *blob;
-        let (base, len) = self.place(owner);
         let (at, n, mut raw) = (bad.as_ptr().cast(), bad.len(), 7);
         let side = self.side(slot);
         let status = abi!(kvr_region_import(side.engine, peer, at, n, &mut raw));
         if !args::gave(status, raw) {
             return;
         }
-        side.objects.give(Kind::Region, raw);
-        if spoilt || len == 0 {
+        if spoilt || self.place(owner).1 == 0 {
             // Whoever says where a peer's memory is, is believed: not used here.
-            ok(abi!(kvr_region_forget(side.engine, raw)));
+            ok(abi!(kvr_region_forget(self.side(slot).engine, raw)));
             return;
         }
-        side.objects.regions.insert(raw, Region { base, len, owner, peer });
+        self.imported(slot, raw, owner, peer);
+    }
+
+    fn imported(&mut self, slot: usize, raw: u64, owner: (u32, u64), peer: u64) {
+        let (base, len) = self.place(owner);
+        let objects = &mut self.side(slot).objects;
+        objects.give(Kind::Region, raw);
+        objects.regions.insert(raw, Region { base, len, owner, peer });
     }
 
     /// Where an engine's region is or was; 0 long: not known any more.
@@ -289,21 +331,21 @@ impl World {
         region.map_or((0, 0), |r| (r.base, r.len))
     }
 
-    fn import_self(&mut self, slot: usize, input: &mut Input<'_>) {
-        let local = self.pick(slot, Kind::Region, input);
+    fn import_self(&mut self, slot: usize, draw: &mut Draw) {
+        let local = self.pick(slot, Kind::Region, draw);
         let side = self.side(slot);
         let mut raw = 7;
         let status = abi!(kvr_region_import_self(side.engine, local, &mut raw));
         if args::gave(status, raw) {
             let of = *side.objects.regions.get(&local).expect("only of a region that lives");
             assert_eq!(of.owner, (side.number, local), "only of a region of its own");
-            side.objects.give(Kind::Region, raw);
-            side.objects.regions.insert(raw, Region { peer: u64::MAX, ..of });
+            let own = side.own;
+            self.imported(slot, raw, of.owner, own);
         }
     }
 
-    fn forget(&mut self, slot: usize, input: &mut Input<'_>) {
-        let raw = self.pick(slot, Kind::Region, input);
+    fn forget(&mut self, slot: usize, draw: &mut Draw) {
+        let raw = self.pick(slot, Kind::Region, draw);
         let side = self.side(slot);
         if abi!(kvr_region_forget(side.engine, raw)) == KVR_OK {
             let known = side.objects.regions.remove(&raw);
@@ -313,41 +355,61 @@ impl World {
         }
     }
 
-    /// A descriptor: mostly inside a region, else somewhere.
-    fn desc(&self, slot: usize, input: &mut Input<'_>) -> kvr_desc {
-        let region = self.pick(slot, Kind::Region, input);
-        let (how, at) = (input.byte(), input.word() as u64);
+    /// A live region of `peer` (0: our own), mostly; else any handle.
+    fn region_of(&self, slot: usize, peer: u64, draw: &mut Draw) -> u64 {
+        let objects = &self.sides[slot].as_ref().expect("an engine that lives").objects;
+        let mut fit: Vec<u64> =
+            objects.regions.iter().filter(|(_, r)| r.peer == peer).map(|(h, _)| *h).collect();
+        // A map has no order of its own, and a run must be the same again.
+        fit.sort_unstable();
+        match draw.one_of(&fit) {
+            Some(raw) if !draw.one_in(40) => raw,
+            _ => self.pick(slot, Kind::Region, draw),
+        }
+    }
+
+    /// A descriptor: mostly inside a region and `len` long, else somewhere.
+    fn desc(&self, slot: usize, peer: u64, len: u64, draw: &mut Draw) -> kvr_desc {
+        let region = self.region_of(slot, peer, draw);
+        let at = draw.word() as u64;
         let known = self.sides[slot].as_ref().and_then(|s| s.objects.regions.get(&region));
-        let (base, len) = known.map_or((self.memory.base(), 64), |r| (r.base, r.len));
-        let (addr, len) = match how % 16 {
+        let (base, size) = known.map_or((self.memory.base(), 64), |r| (r.base, r.len));
+        let len = len.min(size);
+        let (addr, len) = match draw.below(128) {
             0 => (u64::MAX - at % 9, len),
             1 => (base.wrapping_sub(at), len),
             2 => (base, u64::MAX - at % 9),
-            3 => (base + at % len, len),
+            3 => (base + at % size, size),
             4 => (base, 0),
-            _ => (base + at % len, 1 + (at / 7) % (len - at % len)),
+            _ => (base + at % (size - len + 1), len),
         };
         kvr_desc { addr, len, dev: at, region }
     }
 
-    fn table(&mut self, slot: usize, input: &mut Input<'_>) {
-        let (strided, n) = (input.byte() % 4 == 0, 1 + input.below(6));
-        let mut runs = Vec::new();
-        let mut list = Vec::new();
-        for _ in 0..n {
-            let d = self.desc(slot, input);
-            let (stride, count) = (input.byte(), input.byte());
-            let far = stride == 255;
-            let run = kvr_stride {
-                base: d.addr,
-                len: d.len,
-                stride: if far { u64::MAX / 3 } else { stride as u64 },
-                count: if !strided { 1 } else { [0, 1, 2, 9, 1 << 20, u64::MAX][count % 6] },
-                region: d.region,
-            };
-            runs.push(run);
-            list.push(d);
+    /// A peer that somebody has a region of, mostly.
+    fn some_peer(&self, slot: usize, draw: &mut Draw) -> u64 {
+        let objects = &self.sides[slot].as_ref().expect("an engine that lives").objects;
+        let mut peers: Vec<u64> = objects.regions.values().map(|r| r.peer).collect();
+        peers.retain(|p| *p != 0);
+        peers.sort_unstable();
+        match draw.one_of(&peers) {
+            Some(peer) if !draw.one_in(30) => peer,
+            _ => self.pick(slot, Kind::Peer, draw),
         }
+    }
+
+    fn table(&mut self, slot: usize, draw: &mut Draw) {
+        let (strided, n) = (draw.one_in(3), 1 + draw.below(4));
+        let peer = if draw.one_in(2) { 0 } else { self.some_peer(slot, draw) };
+        let list: Vec<_> = (0..n).map(|_| self.desc(slot, peer, 8, draw)).collect();
+        let mut run = |d: &kvr_desc| kvr_stride {
+            base: d.addr,
+            len: d.len,
+            stride: draw.one_of(&[0, 8, 24, 8, u64::MAX / 3]).unwrap_or(0),
+            count: if strided { [1, 2, 3, 2, 3, 0, 1 << 20, u64::MAX][draw.below(8)] } else { 1 },
+            region: d.region,
+        };
+        let runs: Vec<_> = list.iter().map(&mut run).collect();
         let side = self.side(slot);
         let mut raw = 7;
         let status = if strided {
@@ -361,22 +423,37 @@ impl World {
         }
     }
 
-    fn table_destroy(&mut self, slot: usize, input: &mut Input<'_>) {
-        let raw = self.pick(slot, Kind::Table, input);
+    /// A live table of `peer` (0: our own), mostly.
+    fn table_of(&self, slot: usize, peer: u64, draw: &mut Draw) -> u64 {
+        let objects = &self.sides[slot].as_ref().expect("an engine that lives").objects;
+        let peer_of = |t: &Table| Some(objects.regions.get(&t.first()?.region)?.peer);
+        let fit = |(_, t): &(&u64, &Table)| peer_of(t) == Some(peer);
+        let mut fit: Vec<u64> = objects.tables.iter().filter(fit).map(|(h, _)| *h).collect();
+        fit.sort_unstable();
+        match draw.one_of(&fit) {
+            Some(raw) if !draw.one_in(30) => raw,
+            _ => self.pick(slot, Kind::Table, draw),
+        }
+    }
+
+    fn table_destroy(&mut self, slot: usize, draw: &mut Draw) {
+        let raw = self.pick(slot, Kind::Table, draw);
         let side = self.side(slot);
         let status = abi!(kvr_table_destroy(side.engine, raw));
         assert_eq!(status != KVR_OK, side.objects.gone(Kind::Table, raw), "table {raw:#x}");
         side.objects.tables.remove(&raw);
     }
 
-    fn prepare(&mut self, slot: usize, input: &mut Input<'_>) {
-        let peer = self.pick(slot, Kind::Peer, input);
-        let tables = [0, 1].map(|_| self.pick(slot, Kind::Table, input));
-        let (direction, n) = (input.byte() as u32 % 9 / 4, input.below(6));
-        let mut draw = || (0..n).map(|_| [0, 1, 2, 3, u32::MAX][input.below(5)]).collect();
-        let idx: [Vec<u32>; 2] = [draw(), draw()];
-        let far = input.byte();
-        let more = usize::from(far == 255 && n > 0);
+    fn prepare(&mut self, slot: usize, draw: &mut Draw) {
+        let peer = self.some_peer(slot, draw);
+        let tables = [0, peer].map(|peer| self.table_of(slot, peer, draw));
+        let (direction, n) = (draw.word() as u32 % 41 / 20, draw.below(5));
+        let more = usize::from(n > 0 && draw.one_in(40));
+        let mut index = || {
+            let most = [1, 2, 3, u32::MAX][draw.below(13) / 4];
+            (0..n).map(|_| draw.word() as u32 % most).collect()
+        };
+        let idx: [Vec<u32>; 2] = [index(), index()];
         let side = self.side(slot);
         let mut raw = 7;
         let status = abi!(kvr_transfer_prepare(
@@ -406,15 +483,12 @@ impl World {
         self.prepared(slot, (direction, peer, raw), &pairs);
     }
 
-    fn prepare_descs(&mut self, slot: usize, input: &mut Input<'_>) {
-        let peer = self.pick(slot, Kind::Peer, input);
-        let (direction, n) = (input.byte() as u32 % 2, input.below(4));
-        let lists: [Vec<kvr_desc>; 2] = [0, 1].map(|_| {
-            let mut list: Vec<_> = (0..n).map(|_| self.desc(slot, input)).collect();
-            // Equal lengths are rare by chance.
-            list.iter_mut().for_each(|d| d.len = d.len.min(1 + input.byte() as u64 % 8 * 16));
-            list
-        });
+    fn prepare_descs(&mut self, slot: usize, draw: &mut Draw) {
+        let peer = self.some_peer(slot, draw);
+        let (direction, n) = (draw.byte() as u32 % 2, draw.below(4));
+        let len = 1 + draw.below(400) as u64;
+        let lists =
+            [0, peer].map(|p| (0..n).map(|_| self.desc(slot, p, len, draw)).collect::<Vec<_>>());
         let side = self.side(slot);
         let mut raw = 7;
         let (l, r) = (lists[0].as_ptr(), lists[1].as_ptr());
@@ -454,10 +528,10 @@ impl World {
         objects.transfers.insert(raw, t);
     }
 
-    fn post(&mut self, slot: usize, input: &mut Input<'_>) {
-        let raw = self.pick(slot, Kind::Transfer, input);
-        let how = input.byte();
-        let message = args::message(how, input);
+    fn post(&mut self, slot: usize, draw: &mut Draw) {
+        let raw = self.pick(slot, Kind::Transfer, draw);
+        let how = draw.byte();
+        let message = args::message(how, draw);
         let (at, len) = match how % 4 {
             0 => (null(), 0),
             _ => (message.as_ptr().cast(), message.len()),
@@ -526,9 +600,9 @@ impl World {
         self.settle();
     }
 
-    fn check(&mut self, slot: usize, input: &mut Input<'_>) {
-        let raw = self.pick(slot, Kind::Transfer, input);
-        let polls = input.byte();
+    fn check(&mut self, slot: usize, draw: &mut Draw) {
+        let raw = self.pick(slot, Kind::Transfer, draw);
+        let polls = draw.byte();
         let engine = self.side(slot).engine;
         let mut status = abi!(kvr_transfer_check(engine, raw));
         for _ in 0..polls * 4 {
@@ -540,19 +614,19 @@ impl World {
         }
         let gone = self.side(slot).objects.gone(Kind::Transfer, raw);
         assert!(!gone || matches!(status, KVR_ERR_STALE | KVR_ERR_INVALID), "{raw:#x}: {status}");
-        args::transfer_info(engine, raw, status, gone, input);
+        args::transfer_info(engine, raw, status, gone, draw);
         self.judge(slot, raw, status);
     }
 
-    fn cancel(&mut self, slot: usize, input: &mut Input<'_>) {
-        let raw = self.pick(slot, Kind::Transfer, input);
+    fn cancel(&mut self, slot: usize, draw: &mut Draw) {
+        let raw = self.pick(slot, Kind::Transfer, draw);
         let side = self.side(slot);
         let status = abi!(kvr_transfer_cancel(side.engine, raw));
         assert!(status < 0 || !side.objects.gone(Kind::Transfer, raw), "{raw:#x} was cancelled");
     }
 
-    fn release(&mut self, slot: usize, input: &mut Input<'_>) {
-        let raw = self.pick(slot, Kind::Transfer, input);
+    fn release(&mut self, slot: usize, draw: &mut Draw) {
+        let raw = self.pick(slot, Kind::Transfer, draw);
         let side = self.side(slot);
         let status = abi!(kvr_transfer_release(side.engine, raw));
         let gone = side.objects.gone(Kind::Transfer, raw);
@@ -564,9 +638,9 @@ impl World {
         }
     }
 
-    fn notify(&mut self, slot: usize, input: &mut Input<'_>) {
-        let raw = self.pick(slot, Kind::Peer, input);
-        let message = args::message(input.byte(), input);
+    fn notify(&mut self, slot: usize, draw: &mut Draw) {
+        let raw = self.pick(slot, Kind::Peer, draw);
+        let message = args::message(draw.byte(), draw);
         let at = message.as_ptr().cast();
         let status = abi!(kvr_notify(self.side(slot).engine, raw, at, message.len()));
         self.sent += u64::from(status == KVR_OK);

@@ -77,7 +77,7 @@ pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) len: u64,
     pub(crate) owner: (u32, u64),
-    /// The peer whose it is; 0: our own.
+    /// The peer that it was imported from; 0: our own.
     pub(crate) peer: u64,
 }
 

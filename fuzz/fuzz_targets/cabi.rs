@@ -7,7 +7,8 @@ mod cabi_args;
 mod cabi_body;
 #[path = "../cabi_model.rs"]
 mod cabi_model;
-#[path = "../input.rs"]
-mod input;
+#[path = "../draw.rs"]
+#[allow(dead_code, reason = "each target uses a part")]
+mod draw;
 
 libfuzzer_sys::fuzz_target!(init: cabi_args::quiet(), |data: &[u8]| cabi_body::run(data));

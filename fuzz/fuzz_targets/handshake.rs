@@ -4,6 +4,7 @@
 #[path = "../handshake_body.rs"]
 mod handshake_body;
 #[path = "../input.rs"]
+#[allow(dead_code, reason = "each target uses a part")]
 mod input;
 
 use std::alloc::{GlobalAlloc, Layout, System};
