@@ -185,7 +185,7 @@ fn frame(kind: u8, len: u32, seq: u64, body: &[u8]) -> Vec<u8> {
 fn strange(input: &mut Input<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut seq = 0;
-    while !input.is_empty() && bytes.len() < 400_000 {
+    while !input.is_empty() && bytes.len() < 250_000 {
         let how = input.byte();
         let len = [input.byte(), input.word()][how & 1];
         match how >> 1 & 31 {

@@ -55,9 +55,13 @@ impl Pipe {
 
 impl Link for Pipe {
     fn send(&mut self, parts: &[&[u8]]) -> Result<usize, Closed> {
-        let all: usize = parts.iter().map(|p| p.len()).sum();
-        let took = all.min(self.limits.borrow().0);
-        self.ways[0].borrow_mut().bytes.extend(parts.iter().copied().flatten().take(took));
+        let mut left = self.limits.borrow().0;
+        let mut took = 0;
+        for part in parts {
+            let n = part.len().min(left);
+            self.put(&part[..n]);
+            (took, left) = (took + n, left - n);
+        }
         Ok(took)
     }
 
@@ -68,9 +72,8 @@ impl Link for Pipe {
     fn receive(&mut self, into: &mut [u8]) -> Result<usize, Closed> {
         let mut way = self.ways[1].borrow_mut();
         let n = into.len().min(self.limits.borrow().1).min(way.bytes.len());
-        for (to, from) in into.iter_mut().zip(way.bytes.drain(..n)) {
-            *to = from;
-        }
+        into[..n].copy_from_slice(&way.bytes.make_contiguous()[..n]);
+        way.bytes.drain(..n);
         way.out += n as u64;
         Ok(n)
     }
