@@ -1,8 +1,11 @@
-//! The message protocol: two honest ends over pipes of any temper, and one alone with foreign bytes.
+//! The message protocol: two honest ends over links of any temper that break and come back, and one
+//! end alone with foreign bytes.
 #![no_main]
 
 #[path = "../channel_body.rs"]
 mod channel_body;
+#[path = "../channel_end.rs"]
+mod channel_end;
 #[path = "../channel_pipe.rs"]
 mod channel_pipe;
 #[path = "../draw.rs"]
