@@ -162,7 +162,10 @@ impl<'a, 'm> End<'a, 'm> {
             };
             match result {
                 Ok(any) => moved |= any,
-                Err(Broken::Closed(_)) => self.links[at].broken = true,
+                Err(Broken::Closed(_)) => {
+                    self.links[at].broken = true;
+                    moved = true;
+                }
                 Err(why) => return Err(why),
             }
         }
