@@ -1,5 +1,5 @@
-//! Choices for one step, drawn from a seed that the input gives: two bytes of input are one step, so
-//! the fuzzer puts steps together and each step's choices are spread evenly.
+//! Choices for one step, drawn from a seed that the input gives: two bytes of input are one step,
+//! so the fuzzer puts steps together and each step's choices are spread evenly.
 
 /// A source of choices (splitmix64).
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,5 @@
-//! What one input of the `handshake` fuzz target does: both machines of the bootstrap, fed with what
-//! the other said, cut and changed on the way, or with noise that looks like it.
+//! What one input of the `handshake` fuzz target does: both machines of the bootstrap, fed with
+//! what the other said, cut and changed on the way, or with noise that looks like it.
 
 use crate::held;
 use crate::input::Input;

@@ -1,5 +1,5 @@
-//! Reads choices off the front of a fuzzer's input. Past its end every choice is 0, so a short input
-//! is a short run and never an error.
+//! Reads choices off the front of a fuzzer's input. Past its end every choice is 0, so a short
+//! input is a short run and never an error.
 
 /// The rest of an input.
 #[derive(Clone, Copy, Debug)]

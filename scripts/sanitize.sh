@@ -7,7 +7,8 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 root=$PWD cargo=${CARGO:-cargo}
-target=$(mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd) || exit 1
+target=${CARGO_TARGET_DIR:-target}
+target=$(mkdir -p "$target" && cd "$target" && pwd) || exit 1
 host=$(rustc -vV | sed -n 's/^host: //p')
 libs=$(rustc --print sysroot)/lib/rustlib/$host/lib
 # Random cases cost several times as much here; the same tests run many without.

@@ -6,7 +6,8 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 cargo=${CARGO:-cargo}
-target=$(mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd) || exit 1
+target=${CARGO_TARGET_DIR:-target}
+target=$(mkdir -p "$target" && cd "$target" && pwd) || exit 1
 cannot() { echo "  SKIPPED: $1"; echo "0 passed, 0 failed, 1 skipped"; exit 77; }
 command -v valgrind > /dev/null || cannot "valgrind is not installed (apt-get install valgrind)"
 tests=("$@")

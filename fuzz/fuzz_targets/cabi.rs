@@ -7,6 +7,8 @@ mod cabi_args;
 mod cabi_body;
 #[path = "../cabi_model.rs"]
 mod cabi_model;
+#[path = "../cabi_moves.rs"]
+mod cabi_moves;
 #[path = "../draw.rs"]
 #[allow(dead_code, reason = "each target uses a part")]
 mod draw;
