@@ -60,7 +60,8 @@ programs() { # programs KIND TEST... [-- ARGS...]
     [ $# -eq 0 ] || { shift; args=("$@"); }
     built=$(RUSTFLAGS=$found "$cargo" test -q -p kvrail --profile loom --features sim \
         --target "$host" --target-dir "$target/sanitize-$kind" "${names[@]}" --no-run \
-        --message-format=json) || { notes+=("$kind: no build"); failed=$((failed + 1)); return; }
+        --message-format=json-render-diagnostics) ||
+        { notes+=("$kind: no build"); failed=$((failed + 1)); return; }
     while IFS= read -r program; do
         timeout --kill-after=10 300 "$program" --test-threads=1 "${args[@]}" < /dev/null \
             > "$work/log" 2>&1

@@ -35,7 +35,7 @@ rust_tests() {
     local args=() name built program count status
     for name in "${tests[@]}"; do args+=(--test "$name"); done
     built=$("$cargo" test -q -p kvrail --profile loom "${args[@]}" --no-run \
-        --message-format=json) || { failed=$((failed + 1)); return; }
+        --message-format=json-render-diagnostics) || { failed=$((failed + 1)); return; }
     while IFS= read -r program; do
         name=$(basename "$program")
         "${memcheck[@]}" --child-silent-after-fork=yes "$program" --test-threads=1 \
