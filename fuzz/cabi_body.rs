@@ -8,7 +8,7 @@ use crate::cabi_model::{Kind, Memory, Objects, Region};
 use crate::draw::Draw;
 use core::ffi::c_void;
 use core::ptr::{null, null_mut};
-use kvrail_cabi::{engine::*, notify::*, peer::*, region::*, table::*, transfer::*, types::*};
+use kvrail_cabi::{engine::*, peer::*, region::*, types::*};
 
 /// Calls of one draw.
 const MAX_CALLS: usize = 96;

@@ -58,7 +58,8 @@ impl Pipe {
         let ways = [Rc::default(), Rc::default()];
         let end = |ways: [&Rc<RefCell<Way>>; 2]| Pipe {
             ways: ways.map(Rc::clone),
-            temper: Rc::new(RefCell::new(FAST)),
+            // Who lost a link does not know of all that arrived.
+            temper: Rc::new(RefCell::new(Temper { lag: 700, ..FAST })),
             tells,
         };
         (end([&ways[0], &ways[1]]), end([&ways[1], &ways[0]]))
