@@ -1,5 +1,5 @@
 #!/bin/bash
-# Under valgrind: the unsafe code of the verbs driver (its tests), the C ABI through a C program
+# Under valgrind: the unsafe code of the verbs driver (its tests), the C ABI through C programs
 # with a look for leaks, and the fake libibverbs under memcheck and helgrind.
 # usage: scripts/valgrind.sh [TEST ...]   names of test programs; default: the driver's, then C
 # Exit status: 0 nothing failed; 1 something did; 77 it cannot run here (the last line says why).
@@ -46,16 +46,21 @@ rust_tests() {
     done < <(grep -o '"executable":"[^"]*"' <<< "$built" | cut -d '"' -f 4)
 }
 
-# The C ABI through a C program that gives back all it took: what is lost then is a leak. (The other
-# one, arguments.c, forks a child that leaves its parent's engine behind.)
-c_program() {
+# The C ABI through C programs. threads.c gives back all it took, so what is lost then is a leak;
+# arguments.c forks a child that leaves its parent's engine behind.
+c_programs() {
+    local name leaks
     "$cargo" build -q -p kvrail-ffi --profile loom || { failed=$((failed + 1)); return; }
-    "${CC:-cc}" -std=c11 -O1 -g -Iinclude tests/cabi/threads.c "$target/loom/libkvrail.a" \
-        -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc -o "$work/threads" > "$work/log" 2>&1 &&
-        "${memcheck[@]}" --leak-check=full --show-leak-kinds=definite,indirect \
-            --errors-for-leak-kinds=definite,indirect "$work/threads" 10 < /dev/null \
-            > "$work/log" 2>&1
-    judge "C ABI, threads, memory and leaks" $? 1
+    for name in arguments threads; do
+        leaks=()
+        [ $name = arguments ] || leaks=(--leak-check=full --show-leak-kinds=definite,indirect
+            --errors-for-leak-kinds=definite,indirect)
+        "${CC:-cc}" -std=c11 -O1 -g -Iinclude "tests/cabi/$name.c" "$target/loom/libkvrail.a" \
+            -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc -o "$work/$name" > "$work/log" 2>&1 &&
+            "${memcheck[@]}" --child-silent-after-fork=yes "${leaks[@]}" "$work/$name" 10 \
+                < /dev/null > "$work/log" 2>&1
+        judge "C ABI, $name" $? 1
+    done
 }
 
 # The fake libibverbs is C with locks, so helgrind understands it.
@@ -71,7 +76,7 @@ fake() {
 
 rust_tests
 if [ $# -eq 0 ]; then
-    c_program
+    c_programs
     if command -v gcc > /dev/null && [ -f /usr/include/infiniband/verbs.h ]; then
         fake
     else
