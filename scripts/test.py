@@ -97,6 +97,8 @@ PARTS = [
          ["tests/fakeverbs"], runner.has("gcc")),
     Part("valgrind", "the verbs driver, the C ABI and the fake libibverbs under valgrind", 1800,
          script.counted("scripts/valgrind.sh"), ["scripts/valgrind.sh"]),
+    Part("failover", "instructions that the loss of a rail costs", 600,
+         script.counted("scripts/failover.sh"), ["scripts/failover.sh"], runner.has("gcc")),
     Part("sanitize", "tests and the C ABI under the compiler's address and thread sanitizers", 1800,
          script.counted("scripts/sanitize.sh"), ["scripts/sanitize.sh"]),
     Part("fuzz", "each fuzz target with a number of inputs, from its seeds", 1800, fuzz.smoke,
