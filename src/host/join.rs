@@ -87,8 +87,8 @@ impl Control {
     }
 
     /// What peers said of their rails over their connections: those are closed there, so they are
-    /// of no use here, and nothing of them lands any more. They say the same over a rail's messages,
-    /// if one is left.
+    /// of no use here, and nothing of them lands any more. They say the same over a rail's
+    /// messages, if one is left.
     pub(super) fn hear(&self, peers: &mut Peers) {
         let core = &self.shared.core;
         for index in 1..peers.entries.len() as u32 {
