@@ -32,6 +32,8 @@ mod rig;
 
 #[path = "verbs_engine/byhand.rs"]
 mod byhand;
+#[path = "verbs_engine/cost.rs"]
+mod cost;
 #[path = "verbs_engine/events.rs"]
 mod events;
 #[path = "verbs_engine/faults.rs"]
