@@ -127,6 +127,9 @@ impl World {
             pipe_bytes: 64 << 10,
             auto_tick: setup.auto_tick,
             chop: setup.chop,
+            wires: setup.engines * setup.engines * setup.limits.lanes,
+            late: 64,
+            late_bytes: 256,
         };
         let mut measure = Arena::measure();
         Fabric::new(&mut measure, config);
