@@ -201,4 +201,10 @@ impl<'m> Fabric<'m> {
     ) -> Option<(SimLink<'m>, SimLink<'m>)> {
         net::open(self, a, b, Some(mail))
     }
+
+    /// Moves the queue pair for messages at this end of a wire to ERR, as a control side does
+    /// before it drops a rail: nothing more comes in or goes out; what came can be read.
+    pub fn fail_mail(&self, wire: SimWire) {
+        net::fail(self, wire);
+    }
 }

@@ -17,7 +17,7 @@ pub(super) const fn ends_of(config: &FabricConfig) -> usize {
 /// what arrived can be read, and the sender may not know which is which.
 #[derive(Clone, Copy, Debug)]
 pub struct Mail {
-    /// The rail's wire: side 0 is the first end's.
+    /// The rail's wire, as the first of the two ends holds it (side 0).
     pub wire: SimWire,
     /// Ticks until bytes are in the other side's buffers.
     pub delay: u64,
@@ -252,6 +252,17 @@ pub(super) fn open<'m>(
     Some((link(0), link(1)))
 }
 
+/// Fails the mail of one end of a wire.
+pub(super) fn fail(fabric: &Fabric<'_>, wire: SimWire) {
+    let first = if wire.side() == 0 { wire } else { wire.other() };
+    for pipe in fabric.pipes {
+        let ours = pipe.mail[0].load(Ordering::Relaxed) == first.pack() && pipe.is_mail();
+        if ours && pipe.closed.load(Ordering::Acquire) != FREE {
+            pipe.failed.fetch_or(1 << wire.side(), Ordering::AcqRel);
+        }
+    }
+}
+
 /// The ends of an engine's streams, and how many words of them were ever used.
 fn own_ends<'a>(fabric: &'a Fabric<'_>, engine: u32) -> Option<(&'a AtomicU32, &'a [AtomicU32])> {
     let each = ends_of(&fabric.config);
@@ -281,17 +292,6 @@ impl SimLink<'_> {
         if self.pipe.closed.fetch_or(bit, Ordering::AcqRel) | bit == 3 {
             self.pipe.closed.store(FREE, Ordering::Release);
         }
-    }
-
-    /// Mail: moves this end's queue pair to ERR. Nothing more comes in or goes out; what came can
-    /// be read.
-    pub fn fail(&self) {
-        self.pipe.failed.fetch_or(1 << self.side, Ordering::AcqRel);
-    }
-
-    /// Bytes that were sent here and are in the other side's buffers, whether or not we were told.
-    pub fn delivered(&self) -> u64 {
-        self.pipe.rings[self.side].arrived.there()
     }
 
     /// How much goes at once: a number that changes with the position, so that cuts fall

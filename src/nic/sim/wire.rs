@@ -32,6 +32,10 @@ impl SimWire {
         SimWire { side: 1 - self.side, ..self }
     }
 
+    pub(super) const fn side(self) -> u32 {
+        self.side
+    }
+
     pub(super) const fn pack(self) -> u64 {
         (self.life as u64) << 32 | (self.index as u64 & 0x7fff_ffff) << 1 | self.side as u64
     }
