@@ -106,7 +106,7 @@ impl Rig {
     /// One lane with a rail.
     fn new() -> Arc<Rig> {
         let rig = Rig::without_rails(1);
-        rig.core.connect_rail(0, PEER, GENERATION, |_| ());
+        rig.core.connect_rail(0, (PEER, 0), GENERATION, |_| ());
         // As after an earlier post: the lane has not yet found out that there is nothing to claim.
         assert!(rig.core.lanes()[0].set(0));
         rig
@@ -230,7 +230,7 @@ fn a_post_that_crosses_a_rail_coming_up_is_carried() {
         let rig = Rig::without_rails(2);
         let poster = rig.spawn(|r| assert!(r.post().is_ok()));
         let control = rig.spawn(|r| {
-            r.core.connect_rail(1, PEER, GENERATION, |_| ());
+            r.core.connect_rail(1, (PEER, 1), GENERATION, |_| ());
             r.core.kick(PEER);
         });
         if rig.core.has_work() {

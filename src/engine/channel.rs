@@ -1,11 +1,19 @@
-//! The message protocol on one stream to one peer: frames, order, and the window that keeps a slow
-//! reader from ever holding up control frames.
+//! The message protocol with one peer: frames, order, the window that keeps a slow reader from ever
+//! holding up control frames, and the move to another link when one is lost.
 //!
 //! A frame is `len u32 | kind u8 | 0 0 0 | seq u64 | len bytes`, little-endian. `MSG` carries a
 //! message and its number. `ACK` carries the number that is expected next and, as 8 bytes, the
 //! window's end: a sum of message costs that the sender may reach. The receiver moves the end as
 //! its application takes messages, so it can always read on, and memory for messages nobody takes
-//! is bounded per peer.
+//! is bounded per peer. `DOWN` carries a rail's id as its number, and 8 bytes of flags: the sender
+//! has closed its end of that rail, so nothing more of it can land there.
+//!
+//! *Moving.* A message is kept until the link says that it arrived. When the link is lost, all kept
+//! ones go back to the front of the queue with their numbers. The first frame of each side on the
+//! next link is `RESUME`: the number that it expects next and the window's end. What lies before
+//! that number has arrived and is not sent again; the rest is sent from there on. A side that sees
+//! the other one's `RESUME` on a link that it did not use yet moves there too. Before it answers it
+//! takes in all that the old link has, and nothing of it afterwards, so its number is exact.
 //!
 //! Owned by the holder of the message token.
 
@@ -20,6 +28,12 @@ const FRAME: usize = 16;
 const WAITING: usize = 32;
 const MSG: u8 = 1;
 const ACK: u8 = 2;
+const RESUME: u8 = 3;
+const DOWN: u8 = 4;
+/// Flag of `DOWN`: the sender has not heard the other side's yet.
+const ANSWER: u64 = 1;
+/// Rails that may be told to be down at one time.
+const DOWNS: usize = 2 * crate::limits::MAX_RAILS as usize;
 
 /// What a message counts against the window: its bytes and the most that a block chain adds to
 /// them.
@@ -49,6 +63,28 @@ pub enum Broken {
     },
 }
 
+/// A rail that was closed here, until both sides have said so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Down {
+    id: u32,
+    /// On its way to the peer, over the link in use.
+    told: bool,
+    /// The peer said so too.
+    heard: bool,
+}
+
+/// What came in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A whole message, whose owner the receiver of this becomes.
+    Got(Message),
+    /// The peer has closed its end of the rail with this id. Answered with whether this side's end
+    /// is still open, and thus will be told of later.
+    Down(u32),
+    /// A message of ours arrived, as the peer says after a move.
+    Arrived(Message),
+}
+
 /// Where messages go to and come from.
 #[derive(Debug)]
 pub struct Pools<'a, 'm> {
@@ -60,8 +96,7 @@ pub struct Pools<'a, 'm> {
 
 /// One peer's end of the protocol.
 #[derive(Debug)]
-pub struct Channel<L> {
-    link: L,
+pub struct Channel {
     peer: (u32, u32),
     name: [u8; MAX_NAME],
     name_len: usize,
@@ -77,6 +112,13 @@ pub struct Channel<L> {
     tx_seq: u64,
     tx_cost: u64,
     tx_end: u64,
+    downs: heapless::Vec<Down, DOWNS>,
+    // Moving.
+    /// `RESUME` is to be sent.
+    resume: bool,
+    /// The peer's is awaited: no message goes before it. The number behind the last one that was
+    /// given to a link.
+    awaited: Option<u64>,
     // Receiving.
     head: [u8; FRAME + 8],
     head_len: usize,
@@ -87,21 +129,14 @@ pub struct Channel<L> {
     told_end: u64,
 }
 
-impl<L: Link> Channel<L> {
-    /// A channel on a fresh stream. `window`: what this side lets the peer have outstanding;
-    /// `peer_window`: the reverse. `peer` is its slot and the number of this stream.
-    pub fn new(
-        link: L,
-        peer: (u32, u32),
-        name: &[u8],
-        window: u64,
-        peer_window: u64,
-    ) -> Channel<L> {
+impl Channel {
+    /// A channel on a fresh link. `window`: what this side lets the peer have outstanding;
+    /// `peer_window`: the reverse. `peer` is its slot and the number of this connection.
+    pub fn new(peer: (u32, u32), name: &[u8], window: u64, peer_window: u64) -> Channel {
         let name_len = name.len().min(MAX_NAME);
         let mut own = [0; MAX_NAME];
         own[..name_len].copy_from_slice(&name[..name_len]);
         Channel {
-            link,
             peer,
             name: own,
             name_len,
@@ -114,6 +149,9 @@ impl<L: Link> Channel<L> {
             tx_seq: 0,
             tx_cost: 0,
             tx_end: peer_window,
+            downs: heapless::Vec::new(),
+            resume: false,
+            awaited: None,
             head: [0; FRAME + 8],
             head_len: 0,
             incoming: None,
@@ -132,17 +170,18 @@ impl<L: Link> Channel<L> {
         self.out_at = 0;
     }
 
-    /// Sends what the stream takes. `sent` is called for each message that has arrived, or was
-    /// handed over whole to a stream that does not tell; `consumed` is what the application has
+    /// Sends what the link takes. `sent` is called for each message that has arrived, or was
+    /// handed over whole to a link that does not tell; `consumed` is what the application has
     /// taken from this peer. Returns whether anything moved.
-    pub fn send(
+    pub fn send<L: Link>(
         &mut self,
+        link: &mut L,
         pool: &Pool<'_>,
         fifo: &mut Fifo,
         consumed: u64,
         mut sent: impl FnMut(Message),
     ) -> Result<bool, Broken> {
-        let mut moved = self.arrived(&mut sent);
+        let mut moved = self.arrived(link, &mut sent);
         loop {
             if self.out_at == self.out_len
                 && self.current.is_none()
@@ -157,7 +196,7 @@ impl<L: Link> Channel<L> {
             if let Some((m, at)) = self.current {
                 (n, bytes) = pool.parts(m, at, &mut parts[1..]);
             }
-            let took = self.link.send(&parts[..=n]).map_err(Broken::Closed)?;
+            let took = link.send(&parts[..=n]).map_err(Broken::Closed)?;
             self.tx_bytes += took as u64;
             self.out_at += took.min(head);
             let mut rest = 0;
@@ -167,7 +206,7 @@ impl<L: Link> Channel<L> {
                 if rest == 0 && self.out_at == self.out_len {
                     let m = *m;
                     self.current = None;
-                    match self.link.acked() {
+                    match link.acked() {
                         // There is room, or `next_frame` had not put it up.
                         Some(_) => drop(self.waiting.push_back((m, self.tx_bytes))),
                         None => sent(m),
@@ -182,8 +221,8 @@ impl<L: Link> Channel<L> {
     }
 
     /// Tells of the messages that have arrived. Returns whether there were any.
-    fn arrived(&mut self, sent: &mut impl FnMut(Message)) -> bool {
-        let acked = self.link.acked().unwrap_or(u64::MAX);
+    fn arrived<L: Link>(&mut self, link: &mut L, sent: &mut impl FnMut(Message)) -> bool {
+        let acked = link.acked().unwrap_or(u64::MAX);
         let mut any = false;
         while let Some(&(m, _)) = self.waiting.front().filter(|(_, end)| *end <= acked) {
             self.waiting.pop_front();
@@ -201,12 +240,25 @@ impl<L: Link> Channel<L> {
     /// Puts the next frame up for sending; control first.
     fn next_frame(&mut self, pool: &Pool<'_>, fifo: &mut Fifo, consumed: u64) -> bool {
         let end = consumed + self.window;
-        if end - self.told_end >= self.window / 8 {
-            self.frame(ACK, 8, self.rx_seq);
-            self.out[FRAME..].copy_from_slice(&end.to_le_bytes());
-            self.out_len = FRAME + 8;
+        if core::mem::take(&mut self.resume) {
             self.told_end = end;
+            self.control(RESUME, self.rx_seq, end);
             return true;
+        }
+        if let Some(down) = self.downs.iter_mut().find(|d| !d.told) {
+            down.told = true;
+            let (id, flags) = (down.id, if down.heard { 0 } else { ANSWER });
+            self.downs.retain(|d| !(d.told && d.heard));
+            self.control(DOWN, id.into(), flags);
+            return true;
+        }
+        if end - self.told_end >= self.window / 8 {
+            self.told_end = end;
+            self.control(ACK, self.rx_seq, end);
+            return true;
+        }
+        if self.awaited.is_some() {
+            return false;
         }
         let Some(m) = fifo.front().filter(|_| !self.waiting.is_full()) else { return false };
         let len = pool.header(m).total();
@@ -221,47 +273,56 @@ impl<L: Link> Channel<L> {
         true
     }
 
-    /// Takes bytes that were read from the stream before the channel was made.
-    pub fn feed(
-        &mut self,
-        pool: &Pool<'_>,
-        early: &[u8],
-        mut got: impl FnMut(Message),
-    ) -> Result<(), Broken> {
-        self.take(pool, early, &mut got)
+    /// A control frame.
+    fn control(&mut self, kind: u8, seq: u64, body: u64) {
+        self.frame(kind, 8, seq);
+        self.out[FRAME..].copy_from_slice(&body.to_le_bytes());
+        self.out_len = FRAME + 8;
     }
 
-    /// Receives what is there, into messages that `got` becomes the owner of. Returns whether
-    /// anything moved.
-    pub fn receive(
+    /// Takes bytes that were read from a link elsewhere. `fifo`: as in [`Channel::send`].
+    pub fn feed(
         &mut self,
-        pool: &Pool<'_>,
+        pools: &Pools<'_, '_>,
+        fifo: &mut Fifo,
+        early: &[u8],
+        mut event: impl FnMut(Event) -> bool,
+    ) -> Result<(), Broken> {
+        self.take(pools, fifo, early, &mut event)
+    }
+
+    /// Receives what is there. Returns whether anything moved.
+    pub fn receive<L: Link>(
+        &mut self,
+        link: &mut L,
+        pools: &Pools<'_, '_>,
+        fifo: &mut Fifo,
         scratch: &mut [u8; SCRATCH],
-        mut got: impl FnMut(Message),
+        mut event: impl FnMut(Event) -> bool,
     ) -> Result<bool, Broken> {
         let mut moved = false;
-        loop {
-            if pool.blocks() - pool.used() < READ_RESERVE {
-                return Ok(moved);
-            }
-            let n = self.link.receive(&mut scratch[..]).map_err(Broken::Closed)?;
+        while has_room(pools.rx) {
+            let n = link.receive(&mut scratch[..]).map_err(Broken::Closed)?;
             if n == 0 {
                 return Ok(moved);
             }
             moved = true;
-            self.take(pool, &scratch[..n], &mut got)?;
+            self.take(pools, fifo, &scratch[..n], &mut event)?;
             if n < SCRATCH {
                 return Ok(true);
             }
         }
+        Ok(moved)
     }
 
     fn take(
         &mut self,
-        pool: &Pool<'_>,
+        pools: &Pools<'_, '_>,
+        fifo: &mut Fifo,
         mut data: &[u8],
-        got: &mut impl FnMut(Message),
+        event: &mut impl FnMut(Event) -> bool,
     ) -> Result<(), Broken> {
+        let pool = pools.rx;
         loop {
             if let Some((m, at)) = self.incoming {
                 let total = pool.header(m).total();
@@ -271,7 +332,7 @@ impl<L: Link> Channel<L> {
                 if at + n == total {
                     self.incoming = None;
                     self.rx_seq += 1;
-                    got(m);
+                    event(Event::Got(m));
                 } else {
                     self.incoming = Some((m, at + n));
                     return Ok(());
@@ -286,13 +347,18 @@ impl<L: Link> Channel<L> {
             self.head_len += n;
             data = &data[n..];
             if self.head_len >= FRAME {
-                self.framed(pool)?;
+                self.framed(pools, fifo, event)?;
             }
         }
     }
 
-    /// A frame head (and, for an ACK, its body) is complete.
-    fn framed(&mut self, pool: &Pool<'_>) -> Result<(), Broken> {
+    /// A frame head, and behind it the body of a control frame if that is here, is complete.
+    fn framed(
+        &mut self,
+        pools: &Pools<'_, '_>,
+        fifo: &mut Fifo,
+        event: &mut impl FnMut(Event) -> bool,
+    ) -> Result<(), Broken> {
         let word = |at: usize| {
             let mut b = [0; 8];
             b.copy_from_slice(&self.head[at..at + 8]);
@@ -300,12 +366,28 @@ impl<L: Link> Channel<L> {
         };
         let (len, kind, seq) = (word(0) as u32, self.head[4], word(8));
         let garbage = Broken::Garbage { kind, len };
+        let whole = self.head_len == FRAME + 8;
+        let body = word(FRAME);
+        // Nothing comes before the RESUME of a link that was moved to.
+        let early = self.awaited.is_some() && kind != RESUME;
         match kind {
+            _ if early => Err(garbage),
+            ACK | RESUME | DOWN if len == 8 && !whole => Ok(()),
             ACK if len == 8 => {
-                if self.head_len == FRAME + 8 {
-                    self.tx_end = self.tx_end.max(word(FRAME));
-                    self.head_len = 0;
-                }
+                self.head_len = 0;
+                self.tx_end = self.tx_end.max(body);
+                Ok(())
+            }
+            RESUME if len == 8 => {
+                self.head_len = 0;
+                self.tx_end = self.tx_end.max(body);
+                self.resumed(pools.tx, fifo, seq, event).ok_or(garbage)
+            }
+            DOWN if len == 8 => {
+                self.head_len = 0;
+                let id = u32::try_from(seq).map_err(|_| garbage)?;
+                let open = event(Event::Down(id));
+                self.heard_down(id, body & ANSWER != 0 && !open);
                 Ok(())
             }
             MSG if len as usize <= MAX_MESSAGE && seq == self.rx_seq => {
@@ -324,8 +406,8 @@ impl<L: Link> Channel<L> {
                 };
                 // The reserve was there before the stream was read: no room means that the peer
                 // broke the window.
-                let m = pool.take(header).ok_or(garbage)?;
-                pool.write(m, 0, &self.name[..self.name_len]);
+                let m = pools.rx.take(header).ok_or(garbage)?;
+                pools.rx.write(m, 0, &self.name[..self.name_len]);
                 self.incoming = Some((m, self.name_len));
                 Ok(())
             }
@@ -351,7 +433,7 @@ impl<L: Link> Channel<L> {
 
     /// Ends the channel. Messages that it had taken from the queue or had half received go to
     /// `lost`.
-    pub fn dismantle(mut self, pools: &Pools<'_, '_>, mut lost: impl FnMut(Message)) -> L {
+    pub fn dismantle(mut self, pools: &Pools<'_, '_>, mut lost: impl FnMut(Message)) {
         while let Some((m, _)) = self.waiting.pop_front() {
             lost(m);
         }
@@ -361,6 +443,101 @@ impl<L: Link> Channel<L> {
         if let Some((m, _)) = self.incoming {
             pools.rx.give(m);
         }
-        self.link
+    }
+}
+
+/// Whether a link may be read: what one read brings is sure to find blocks.
+pub fn has_room(rx: &Pool<'_>) -> bool {
+    rx.blocks() - rx.used() >= READ_RESERVE
+}
+
+/// Moving from link to link, and rails that are down.
+impl Channel {
+    /// The link in use is lost, or left: messages that are not known to have arrived go back to
+    /// `fifo`, and what came in part is dropped, as it will come again. Give what the link knows of
+    /// arrivals first ([`Channel::settle`]).
+    pub fn move_on(&mut self, pools: &Pools<'_, '_>, fifo: &mut Fifo) {
+        if let Some((m, _)) = self.incoming.take() {
+            let len = pools.rx.header(m).len as usize;
+            pools.rx.give(m);
+            self.rx_cost -= cost(len);
+        }
+        self.head_len = 0;
+        let given = self.tx_seq.max(self.awaited.unwrap_or(0));
+        let mut kept = Fifo::EMPTY;
+        for m in self.waiting.iter().map(|(m, _)| *m).chain(self.current.map(|(m, _)| m)) {
+            self.tx_seq -= 1;
+            self.tx_cost -= cost(pools.tx.header(m).total());
+            kept.push(pools.tx, m);
+        }
+        kept.append(pools.tx, *fifo);
+        *fifo = kept;
+        self.waiting.clear();
+        self.current = None;
+        (self.out_at, self.out_len, self.tx_bytes) = (0, 0, 0);
+        self.awaited = Some(given);
+        self.resume = true;
+        for down in &mut self.downs {
+            down.told = false;
+        }
+    }
+
+    /// Tells of messages that the link knows to have arrived.
+    pub fn settle<L: Link>(&mut self, link: &mut L, mut sent: impl FnMut(Message)) {
+        self.arrived(link, &mut sent);
+    }
+
+    /// The peer's RESUME: it expects message `seq` next. `None`: that cannot be.
+    fn resumed(
+        &mut self,
+        tx: &Pool<'_>,
+        fifo: &mut Fifo,
+        seq: u64,
+        event: &mut impl FnMut(Event) -> bool,
+    ) -> Option<()> {
+        let given = self.awaited.take()?;
+        if seq < self.tx_seq || seq > given {
+            return None;
+        }
+        while self.tx_seq < seq {
+            let m = fifo.pop(tx)?;
+            self.tx_seq += 1;
+            self.tx_cost += cost(tx.header(m).total());
+            event(Event::Arrived(m));
+        }
+        Some(())
+    }
+
+    /// A rail was closed here: the peer is told. `heard`: it said so first.
+    pub fn down(&mut self, id: u32, heard: bool) {
+        match self.downs.iter_mut().find(|d| d.id == id) {
+            Some(d) => d.heard |= heard,
+            // More rails than there can be down at a time: the oldest one's fence comes with the
+            // next handshake.
+            None => {
+                if self.downs.is_full() {
+                    self.downs.remove(0);
+                }
+                // There is room now.
+                let _ = self.downs.push(Down { id, told: false, heard });
+            }
+        }
+    }
+
+    fn heard_down(&mut self, id: u32, answer: bool) {
+        if answer {
+            // It has not heard ours, which may have gone over a link that was lost.
+            self.down(id, true);
+        }
+        for d in self.downs.iter_mut().filter(|d| d.id == id) {
+            d.heard = true;
+            d.told &= !answer;
+        }
+        self.downs.retain(|d| !(d.told && d.heard));
+    }
+
+    /// Nothing is to be told of a rail any more: a handshake told both sides.
+    pub fn forget_down(&mut self, id: u32) {
+        self.downs.retain(|d| d.id != id);
     }
 }

@@ -7,10 +7,10 @@
 use crate::engine::arena::Arena;
 use crate::engine::bell::Bell;
 use crate::engine::bits::Bits;
-use crate::engine::channel::{Channel, SCRATCH};
+use crate::engine::channel::{Channel, Pools, SCRATCH};
 use crate::engine::lane::{Inner, Lane};
 use crate::engine::message::{Pool, Queue, MAX_NAME};
-use crate::engine::peer::{Link, Peer, PeerState, SELF};
+use crate::engine::peer::{Link, Links, Peer, PeerLink, PeerState, SELF};
 use crate::engine::region::Regions;
 use crate::engine::slot::Slot;
 use crate::engine::stack::{IndexStack, NONE};
@@ -229,21 +229,28 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     /// Control side only: after `connect` connected a lane's port to a peer, the rail carries
-    /// transfers of peers of that generation. Call before [`Core::attach`], or [`Core::kick`] after
-    /// it.
+    /// transfers of peers of that generation. `id` names it on both sides and was never used in
+    /// this connection. The handshake that made it fenced the one that the lane had. Call before
+    /// [`Core::attach`], or [`Core::add_link`] or [`Core::kick`] after it.
     pub fn connect_rail<R>(
         &self,
         lane: u32,
-        peer: u32,
+        (peer, id): (u32, u32),
         generation: u32,
         connect: impl FnOnce(&mut P) -> R,
     ) -> R {
-        self.with_lane(lane, |inner| {
+        self.with_net(|_| self.peers[peer as usize].book.open(lane, id));
+        let (r, debts) = self.with_lane(lane, |inner| {
             let r = connect(&mut inner.port);
-            inner.rails[peer as usize].generation = generation;
+            let rail = &mut inner.rails[peer as usize];
+            rail.generation = generation;
             self.peers[peer as usize].rails.fetch_or(1 << lane, Ordering::AcqRel);
-            r
-        })
+            (r, core::mem::take(&mut rail.debts))
+        });
+        for slot in debts {
+            self.leave(slot);
+        }
+        r
     }
 
     /// Lanes that have a rail to a peer, one bit each.
@@ -288,30 +295,31 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         r
     }
 
-    /// Control side only: a peer's stream is ready for messages. Call after its rails are
-    /// connected. `early`: bytes that were read from the stream already. False: they are not of
-    /// our protocol.
+    /// Control side only: a peer is ready for messages over `links`: each with its rail's lane and
+    /// id, or one with [`crate::engine::peer::NO_LANE`] and 0. They go over the one with the
+    /// lowest id, which the other side chooses too. Call after its rails are connected. `early`:
+    /// bytes that were read from that link already. False: they are not of our protocol.
     pub fn attach(
         &self,
         index: u32,
-        link: N::Link,
+        links: impl IntoIterator<Item = (u32, u32, N::Link)>,
         name: &[u8],
         peer_window: u64,
         early: &[u8],
     ) -> bool {
         let peer = &self.peers[index as usize];
-        let mut channel = Channel::new(
-            link,
-            (index, peer.streams.fetch_add(1, Ordering::AcqRel).wrapping_add(1)),
-            name,
-            self.limits.window(),
-            peer_window,
-        );
+        let number = peer.streams.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        let mut channel = Channel::new((index, number), name, self.limits.window(), peer_window);
         peer.consumed.store(0, Ordering::Relaxed);
         let fine = self.with_net(|_| {
-            let fine = channel.feed(&self.rx, early, |m| self.inbox.push(&self.rx, m)).is_ok();
             // SAFETY: I2: `with_net` holds the message token.
-            unsafe { (*peer.io.get()).channel = Some(channel) };
+            let io = unsafe { &mut *peer.io.get() };
+            let open = |(lane, id, link)| PeerLink { lane, id, broken: false, link };
+            io.links = links.into_iter().map(open).take(self.lanes.len()).collect();
+            io.on = io.links.iter().map(|l| l.id).min();
+            let pools = Pools { tx: &self.tx, rx: &self.rx };
+            let fine = channel.feed(&pools, &mut io.fifo, early, |e| self.came(index, e)).is_ok();
+            io.channel = Some(channel);
             fine
         });
         let s = peer.load();
@@ -332,8 +340,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// Control side only: ends a peer with `status`: its transfers end, its rails and its stream
     /// are closed. When this returns nothing moves between this engine and it any more. Returns
-    /// the stream, if there was one.
-    pub fn close_peer(&self, index: u32, status: Status) -> Option<N::Link> {
+    /// its links.
+    pub fn close_peer(&self, index: u32, status: Status) -> Links<N::Link> {
         let peer = &self.peers[index as usize];
         let s = peer.load();
         peer.store(PeerState { link: Link::Dead, status, ..s });
@@ -344,12 +352,13 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         for lane in 0..self.lanes.len() as u32 {
             self.close_rail(lane, index, status);
         }
-        let link = self.drop_messages(index, status);
+        let links = self.drop_messages(index, status);
         // Marks of this connection must not end the next one. No new one comes: its rails and its
         // stream are closed.
         self.broken.clear(index);
         self.limping.clear(index);
-        link
+        peer.forget_rails();
+        links
     }
 
     /// True when a poll might find something: what a sleeper asks after it dozed off.

@@ -16,7 +16,13 @@ pub struct Rail {
     pub ledger: Ledger,
     /// Connected and proven, for peers of this generation (0: not connected).
     pub generation: u32,
+    /// Transfers whose WRITEs the rail before it may still bring to the peer, each with a hold,
+    /// until the peer has fenced it.
+    pub debts: Debts,
 }
+
+/// Transfer slots with a hold each.
+pub type Debts = heapless::Vec<u32, { crate::engine::ledger::CLAIMS }>;
 
 /// What only the token holder touches.
 #[derive(Debug)]
@@ -82,8 +88,11 @@ impl<'m, P> Lane<'m, P> {
         peers: u32,
         transfers: u32,
     ) -> Option<Lane<'m, P>> {
-        let rails =
-            arena.array(peers as usize, |_| Rail { ledger: Ledger::new(), generation: 0 })?;
+        let rails = arena.array(peers as usize, |_| Rail {
+            ledger: Ledger::new(),
+            generation: 0,
+            debts: Debts::new(),
+        })?;
         Some(Lane {
             index,
             token: PollToken::new(),

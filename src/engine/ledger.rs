@@ -134,6 +134,11 @@ impl Ledger {
         None
     }
 
+    /// The transfers of the claims in flight, oldest first.
+    pub fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.entries.iter().map(|e| e.claim.slot)
+    }
+
     /// The claim and the op that work request `wr` carries.
     pub fn find(&self, wr: u32) -> Option<Claim> {
         self.entries.iter().find_map(|e| {

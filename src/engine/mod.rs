@@ -16,6 +16,7 @@ pub mod bits;
 pub mod channel;
 pub mod core;
 pub mod cursor;
+pub mod fence;
 pub mod lane;
 pub mod ledger;
 pub mod message;

@@ -1,13 +1,13 @@
 //! Messages: to peers, from peers, and the one that a transfer sends when its data has landed.
 
-use crate::engine::channel::{cost, Broken, Pools};
-use crate::engine::core::Core;
+use crate::engine::channel::{cost, has_room, Broken, Event, Pools};
+use crate::engine::core::{Core, NetInner};
 use crate::engine::message::{Header, Message, MAX_MESSAGE};
-use crate::engine::peer::{Link, SELF};
+use crate::engine::peer::{Link, Links, PeerIo, NO_LANE, SELF};
 use crate::engine::slot::Slot;
 use crate::engine::stack::NONE;
 use crate::engine::state::{Phase, State};
-use crate::nic::{Net, Port};
+use crate::nic::{Link as _, Net, Port};
 use crate::status::Status;
 use crate::sync::Ordering;
 
@@ -113,11 +113,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             let Some(p) = self.peers.get(peer as usize) else { continue };
             // SAFETY: I2: we hold the message token.
             let io = unsafe { &mut *p.io.get() };
+            moved |= self.receive_from(peer, io, net);
             let Some(channel) = &mut io.channel else { continue };
-            match channel.receive(&self.rx, &mut net.scratch, |m| self.inbox.push(&self.rx, m)) {
-                Ok(any) => moved |= any,
-                Err(why) => self.stream_broke(peer, why),
-            }
             if channel.wants_more() {
                 channel.grow(self.spare_window(channel.window()));
             }
@@ -130,6 +127,124 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             self.worker.wake();
         }
         moved | again
+    }
+
+    /// Takes in what a peer's links have. The caller holds the message token.
+    fn receive_from(&self, peer: u32, io: &mut PeerIo<N::Link>, net: &mut NetInner<N>) -> bool {
+        let mut moved = false;
+        for at in 0..io.links.len() {
+            let PeerIo { fifo, channel, links, on } = io;
+            let (Some(channel), Some(link)) = (channel, links.get_mut(at)) else { break };
+            if link.broken {
+                continue;
+            }
+            let pools = Pools { tx: &self.tx, rx: &self.rx };
+            let came = |e| self.came(peer, e);
+            let result = if *on == Some(link.id) {
+                channel.receive(&mut link.link, &pools, fifo, &mut net.scratch, came)
+            } else if !has_room(&self.rx) {
+                Ok(false)
+            } else {
+                match link.link.receive(&mut net.scratch[..]) {
+                    Ok(0) => Ok(false),
+                    Ok(n) => {
+                        let id = link.id;
+                        self.follow(peer, io, net, (id, n)).map(|()| true)
+                    }
+                    Err(why) => Err(Broken::Closed(why)),
+                }
+            };
+            match result {
+                Ok(any) => moved |= any,
+                Err(why) => self.link_broke(peer, io, at, why),
+            }
+        }
+        moved
+    }
+
+    /// The peer went on with the link `id`, whose first `n` bytes are in the scratch: it has lost
+    /// the one in use. What that still has comes first.
+    fn follow(
+        &self,
+        peer: u32,
+        io: &mut PeerIo<N::Link>,
+        net: &mut NetInner<N>,
+        (id, n): (u32, usize),
+    ) -> Result<(), Broken> {
+        let mut first = [0; crate::engine::channel::SCRATCH];
+        first[..n].copy_from_slice(&net.scratch[..n]);
+        if let Some(old) = io.on {
+            self.leave_link(peer, io, net, old);
+        }
+        io.on = Some(id);
+        let PeerIo { fifo, channel, links, .. } = io;
+        let Some(channel) = channel else { return Ok(()) };
+        let pools = Pools { tx: &self.tx, rx: &self.rx };
+        channel.feed(&pools, fifo, &first[..n], |e| self.came(peer, e))?;
+        let Some(link) = links.iter_mut().find(|l| l.id == id) else { return Ok(()) };
+        let came = |e| self.came(peer, e);
+        channel.receive(&mut link.link, &pools, fifo, &mut net.scratch, came).map(|_| ())
+    }
+
+    /// Takes in all that the link in use has, and leaves it. Its rail is lost.
+    pub(super) fn leave_link(
+        &self,
+        peer: u32,
+        io: &mut PeerIo<N::Link>,
+        net: &mut NetInner<N>,
+        id: u32,
+    ) {
+        // Other peers that are named here are named again as long as they have something.
+        net.net.ready(&mut [0; READY]);
+        let PeerIo { fifo, channel, links, on } = io;
+        *on = None;
+        let Some(channel) = channel else { return };
+        let pools = Pools { tx: &self.tx, rx: &self.rx };
+        if let Some(link) = links.iter_mut().find(|l| l.id == id) {
+            let came = |e| self.came(peer, e);
+            while let Ok(true) =
+                channel.receive(&mut link.link, &pools, fifo, &mut net.scratch, came)
+            {
+                net.net.ready(&mut [0; READY]);
+            }
+            channel.settle(&mut link.link, |m| self.handed_over(m, Status::Ok));
+            link.broken = true;
+            self.lose(peer, link.lane);
+        }
+        channel.move_on(&pools, fifo);
+    }
+
+    /// What a channel tells. For `Down`: whether the rail's end here is open.
+    pub(super) fn came(&self, peer: u32, event: Event) -> bool {
+        match event {
+            Event::Got(m) => self.inbox.push(&self.rx, m),
+            Event::Arrived(m) => self.handed_over(m, Status::Ok),
+            Event::Down(id) => {
+                let open = self.peers[peer as usize].book.hear(id);
+                self.mark_limping(peer);
+                return open;
+            }
+        }
+        false
+    }
+
+    /// The rail of a lane to a peer is of no use: the control side drops it.
+    pub(super) fn lose(&self, peer: u32, lane: u32) {
+        if lane != NO_LANE {
+            self.peers[peer as usize].book.lost.fetch_or(1 << lane, Ordering::AcqRel);
+            self.mark_limping(peer);
+        }
+    }
+
+    fn link_broke(&self, peer: u32, io: &mut PeerIo<N::Link>, at: usize, why: Broken) {
+        let Some(link) = io.links.get_mut(at) else { return };
+        match why {
+            Broken::Closed(_) if link.lane != NO_LANE => {
+                link.broken = true;
+                self.lose(peer, link.lane);
+            }
+            _ => self.mark_broken(peer),
+        }
     }
 
     /// Takes more window for a peer that has `has`: as much again, if there is so much to spare.
@@ -172,10 +287,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             }
             return false;
         }
-        let Some(channel) = &mut io.channel else { return false };
+        let PeerIo { fifo, channel, links, on } = io;
+        let usable = links.iter().position(|l| Some(l.id) == *on && !l.broken);
+        let (Some(channel), Some(at)) = (channel, usable) else { return false };
         let consumed = peer.consumed.load(Ordering::Acquire);
         let sent = |m| self.handed_over(m, Status::Ok);
-        match channel.send(&self.tx, &mut io.fifo, consumed, sent) {
+        match channel.send(&mut links[at].link, &self.tx, fifo, consumed, sent) {
             Ok(moved) => {
                 if channel.is_stuck() {
                     self.outgoing.set(index);
@@ -183,14 +300,10 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 moved
             }
             Err(why) => {
-                self.stream_broke(index, why);
+                self.link_broke(index, io, at, why);
                 false
             }
         }
-    }
-
-    fn stream_broke(&self, peer: u32, _why: Broken) {
-        self.mark_broken(peer);
     }
 
     /// True when a stream took less than there was: whoever sleeps should look again soon.
@@ -203,30 +316,28 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.with_net_inner(|net| {
             // SAFETY: I2: `with_net_inner` holds the message token.
             let io = unsafe { &mut *self.peers[index as usize].io.get() };
-            if let Some(channel) = &mut io.channel {
-                let take = |m| self.inbox.push(&self.rx, m);
-                while channel.receive(&self.rx, &mut net.scratch, take) == Ok(true) {}
-            }
+            while self.receive_from(index, io, net) {}
         });
     }
 
-    /// Control side: a peer's messages end with `status`; its stream comes out.
-    pub(super) fn drop_messages(&self, index: u32, status: Status) -> Option<N::Link> {
+    /// Control side: a peer's messages end with `status`; its links come out.
+    pub(super) fn drop_messages(&self, index: u32, status: Status) -> Links<N::Link> {
         let peer = &self.peers[index as usize];
         self.with_net(|_| {
             // SAFETY: I2: `with_net` holds the message token.
             let io = unsafe { &mut *peer.io.get() };
             let pools = Pools { tx: &self.tx, rx: &self.rx };
-            let link = io.channel.take().map(|c| {
+            if let Some(c) = io.channel.take() {
                 let extra = c.window().saturating_sub(self.limits.window());
                 self.spare_window.fetch_add(extra, Ordering::Relaxed);
-                c.dismantle(&pools, |m| self.handed_over(m, status))
-            });
+                c.dismantle(&pools, |m| self.handed_over(m, status));
+            }
+            io.on = None;
             io.fifo.append(&self.tx, peer.queue.take_all(&self.tx));
             while let Some(m) = io.fifo.pop(&self.tx) {
                 self.handed_over(m, status);
             }
-            link
+            core::mem::take(&mut io.links)
         })
     }
 

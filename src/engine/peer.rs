@@ -3,11 +3,14 @@
 use crate::engine::channel::Channel;
 use crate::engine::message::{Fifo, Queue};
 use crate::handle::{Handle, Kind};
+use crate::limits::MAX_LANES;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell};
 
 /// Slot of the engine itself: transfers and messages to itself.
 pub const SELF: u32 = 0;
+/// Lane of a message link that belongs to no rail.
+pub const NO_LANE: u32 = u32::MAX;
 
 /// How things stand with a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,13 +37,113 @@ pub struct PeerState {
     pub status: Status,
 }
 
+/// A link for messages: that of a rail, or one of its own.
+#[derive(Debug)]
+pub struct PeerLink<L> {
+    /// Lane of its rail, or [`NO_LANE`].
+    pub lane: u32,
+    /// Id of its rail.
+    pub id: u32,
+    /// It is of no use any more.
+    pub broken: bool,
+    /// The driver's.
+    pub link: L,
+}
+
+/// The links of one peer.
+pub type Links<L> = heapless::Vec<PeerLink<L>, { MAX_LANES as usize }>;
+
 /// What only the holder of the message token touches.
 #[derive(Debug)]
 pub struct PeerIo<L> {
     /// Messages taken from the queue, not yet sent.
     pub fifo: Fifo,
-    /// The stream, when connected.
-    pub channel: Option<Channel<L>>,
+    /// The protocol, when connected.
+    pub channel: Option<Channel>,
+    /// What it may go over.
+    pub links: Links<L>,
+    /// Id of the link that it goes over; none: all were lost.
+    pub on: Option<u32>,
+}
+
+/// What is known of the rails to a peer, beside which are up. Lanes are bits. Opened, closed and
+/// heard of by the holder of the message token, so that these have an order.
+#[derive(Debug)]
+pub struct RailBook {
+    /// Broken, or down at the peer, and not dropped yet.
+    pub lost: AtomicU32,
+    /// Of those and of those dropped: the peer said that its end is closed.
+    pub heard: AtomicU32,
+    /// Id + 1 of each lane's rail, until it is dropped; 0: none.
+    ids: [AtomicU32; MAX_LANES as usize],
+    /// Id + 1 of the rail that was dropped last and is not fenced.
+    unfenced: [AtomicU32; MAX_LANES as usize],
+}
+
+impl RailBook {
+    fn new() -> RailBook {
+        RailBook {
+            lost: AtomicU32::new(0),
+            heard: AtomicU32::new(0),
+            ids: core::array::from_fn(|_| AtomicU32::new(0)),
+            unfenced: core::array::from_fn(|_| AtomicU32::new(0)),
+        }
+    }
+
+    /// The id of a lane's rail that is not dropped.
+    pub fn id(&self, lane: u32) -> Option<u32> {
+        self.ids.get(lane as usize)?.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    /// A rail is being connected.
+    pub fn open(&self, lane: u32, id: u32) {
+        self.heard.fetch_and(!(1 << lane), Ordering::AcqRel);
+        self.lost.fetch_and(!(1 << lane), Ordering::AcqRel);
+        self.unfenced[lane as usize].store(0, Ordering::Release);
+        self.ids[lane as usize].store(id.wrapping_add(1), Ordering::Release);
+    }
+
+    /// A rail was closed here. Its id, and whether the peer had said so of its end.
+    pub fn close(&self, lane: u32) -> Option<(u32, bool)> {
+        self.lost.fetch_and(!(1 << lane), Ordering::AcqRel);
+        let id = self.ids[lane as usize].swap(0, Ordering::AcqRel).checked_sub(1)?;
+        self.unfenced[lane as usize].store(id.wrapping_add(1), Ordering::Release);
+        Some((id, self.heard.load(Ordering::Acquire) & 1 << lane != 0))
+    }
+
+    /// The peer said `down` of a rail. True: its end here is open; it is lost now.
+    pub fn hear(&self, id: u32) -> bool {
+        let has = |list: &[AtomicU32]| {
+            list.iter().position(|w| w.load(Ordering::Acquire) == id.wrapping_add(1))
+        };
+        if let Some(lane) = has(&self.ids) {
+            self.heard.fetch_or(1 << lane, Ordering::AcqRel);
+            self.lost.fetch_or(1 << lane, Ordering::AcqRel);
+            return true;
+        }
+        if let Some(lane) = has(&self.unfenced) {
+            self.heard.fetch_or(1 << lane, Ordering::AcqRel);
+        }
+        false
+    }
+
+    /// Lanes whose dropped rail the peer has not fenced.
+    pub fn unfenced(&self) -> u32 {
+        let bits = self.unfenced.iter().enumerate();
+        bits.fold(0, |m, (i, w)| m | u32::from(w.load(Ordering::Acquire) != 0) << i)
+    }
+
+    /// Control side: the fence of a lane's dropped rail was seen to.
+    pub fn fenced(&self, lane: u32) {
+        self.unfenced[lane as usize].store(0, Ordering::Release);
+        self.heard.fetch_and(!(1 << lane), Ordering::AcqRel);
+    }
+
+    fn clear(&self) {
+        for word in self.ids.iter().chain(&self.unfenced).chain([&self.lost, &self.heard]) {
+            word.store(0, Ordering::Release);
+        }
+    }
 }
 
 /// One peer.
@@ -49,6 +152,8 @@ pub struct Peer<L> {
     word: AtomicU64,
     /// Lanes that have a rail to it, one bit each.
     pub rails: AtomicU32,
+    /// What became of the others.
+    pub book: RailBook,
     /// Messages to it.
     pub queue: Queue,
     /// Streams that it had; numbers the current one.
@@ -68,11 +173,22 @@ impl<L> Peer<L> {
         Peer {
             word: AtomicU64::new(1 << 32),
             rails: AtomicU32::new(0),
+            book: RailBook::new(),
             queue: Queue::new(),
             streams: AtomicU32::new(0),
             consumed: AtomicU64::new(0),
-            io: UnsafeCell::new(PeerIo { fifo: Fifo::EMPTY, channel: None }),
+            io: UnsafeCell::new(PeerIo {
+                fifo: Fifo::EMPTY,
+                channel: None,
+                links: heapless::Vec::new(),
+                on: None,
+            }),
         }
+    }
+
+    /// Control side: nothing of a connection is left.
+    pub fn forget_rails(&self) {
+        self.book.clear();
     }
 
     /// A look at it.

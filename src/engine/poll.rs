@@ -255,7 +255,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// Where completions retire claims, and the last one makes a transfer "done" (`Slot::arrived`,
     /// `Slot::leave`).
-    fn reap(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>) -> bool {
+    pub(super) fn reap(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>) -> bool {
         let mut moved = false;
         while let Some(c) = inner.port.poll() {
             moved = true;
@@ -334,8 +334,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     /// A rail broke: it is closed, and what it had not finished goes to the other lanes of each
-    /// transfer.
-    fn rail_failed(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
+    /// transfer. One with WRITEs among that keeps a hold until the peer has fenced the rail.
+    pub(super) fn rail_failed(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
         self.close_port(lane, inner, peer);
         // Neighbours go back as one entry: a lane takes a transfer's ops in order, so without
         // striping one transfer leaves one.
@@ -344,7 +344,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             let next = inner.rails[peer as usize].ledger.drain();
             if let Some(claim) = &next {
                 self.abandoned(lane, inner, claim);
-                self.unless_late(inner, claim);
+                self.owe(inner, peer, claim);
             }
             match (&mut run, next) {
                 (Some((r, holds)), Some(c)) if c.slot == r.slot && c.first == r.first + r.count => {
@@ -363,17 +363,27 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // What waits here without a claim in flight is looked at once more, and shared out then.
         lane.token.publish();
         self.worker.wake();
+        self.lose(peer, lane.index);
         self.mark_limping(peer);
     }
 
-    /// Ends a transfer whose WRITEs may still land: another rail must not repeat them, since nobody
-    /// could tell when the last of them is over. The caller keeps the claim's hold.
-    fn unless_late(&self, inner: &Inner<'m, P>, claim: &Claim) {
+    /// A transfer whose WRITEs may still land keeps a hold of its own until the fence. The caller
+    /// keeps the claim's hold.
+    fn owe(&self, inner: &mut Inner<'m, P>, peer: u32, claim: &Claim) {
         let slot = &self.slots[claim.slot as usize];
         // SAFETY: I3: the claim is a hold.
         let body = unsafe { slot.body() };
-        if body.direction == Direction::Write && inner.port.may_land_late() {
+        let late = body.direction == Direction::Write && inner.port.may_land_late();
+        let debts = &mut inner.rails[peer as usize].debts;
+        if !late || debts.contains(&claim.slot) || cfg!(mutant = "no_debt") {
+            return;
+        }
+        slot.enter();
+        if debts.push(claim.slot).is_err() {
+            // Cannot happen: the rail's claims fit, and those of the rail before it are settled
+            // when a rail is connected.
             slot.end(Status::NoRail);
+            self.leave(claim.slot);
         }
     }
 
@@ -424,7 +434,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.with_net(Net::arm)
     }
 
-    /// Control side: closes the rail to a peer on one lane and ends what it carried.
+    /// Control side: closes the rail to a peer on one lane and ends what it carried. What it owed
+    /// has ended already.
     pub(super) fn close_rail(&self, index: u32, peer: u32, status: Status) {
         let lane = &self.lanes[index as usize];
         self.with_lane(index, |inner| {
@@ -434,6 +445,10 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 self.abandoned(lane, inner, &claim);
                 self.slots[claim.slot as usize].end(status);
                 self.leave(claim.slot);
+            }
+            for slot in core::mem::take(&mut inner.rails[peer as usize].debts) {
+                self.slots[slot as usize].end(status);
+                self.leave(slot);
             }
         });
     }
@@ -470,7 +485,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         slot.state.change(state, state.to(Phase::Ended, state.status));
     }
 
-    /// Ends every active transfer that `which` picks.
+    /// Ends every transfer that `which` picks and that is not over: active ones, and those that wait
+    /// for a fence only.
     pub(super) fn end_where(&self, status: Status, which: impl Fn(&Body) -> bool) {
         for (i, slot) in self.slots.iter().enumerate() {
             let phase = slot.state.load().phase;
@@ -487,6 +503,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             }
             self.leave(i as u32);
         }
+        self.debtor(|slot, body| {
+            if which(body) {
+                self.slots[slot as usize].end(status);
+            }
+            false
+        });
     }
 }
 

@@ -66,6 +66,13 @@ impl Body {
         bytes: 0,
         descriptors: 0,
     };
+
+    /// Whether it names a region. Of a transfer that the caller holds.
+    pub(super) fn uses(&self, region: RegionRef) -> bool {
+        // SAFETY: I3: of a held transfer, whose lists the pool keeps.
+        let list = unsafe { core::slice::from_raw_parts(self.regions, self.n_regions as usize) };
+        list.contains(&region)
+    }
 }
 
 /// What the last one out has to do.
@@ -240,8 +247,8 @@ impl Slot {
         self.left.load(Ordering::Acquire)
     }
 
-    /// Ends an active transfer with an error. The caller holds the slot. False when it was not
-    /// active.
+    /// Ends an active transfer with an error, or one whose data has landed and which waits for a
+    /// fence. The caller holds the slot. False when it was neither.
     pub fn end(&self, status: Status) -> bool {
         self.end_seen(self.state.load(), status)
     }
@@ -249,8 +256,8 @@ impl Slot {
     /// The same, if the slot is still in the very state `seen`, that is, in this life and this
     /// post.
     pub fn end_seen(&self, seen: State, status: Status) -> bool {
-        let active = seen.phase == Phase::Active;
-        if !active || !self.state.change(seen, seen.to(Phase::Ending, status)) {
+        let open = matches!(seen.phase, Phase::Active | Phase::Landed);
+        if !open || !self.state.change(seen, seen.to(Phase::Ending, status)) {
             return false;
         }
         if !cfg!(mutant = "end_open") {

@@ -49,7 +49,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     /// The slot index and state of a raw transfer handle.
-    fn transfer(&self, raw: u64) -> Result<(u32, State), Status> {
+    pub(super) fn transfer(&self, raw: u64) -> Result<(u32, State), Status> {
         let handle = Handle::parse(raw, Kind::Transfer).ok_or(Status::Invalid)?;
         let slot = self.slots.get(handle.index() as usize).ok_or(Status::Invalid)?;
         let state = slot.state.load();
@@ -179,7 +179,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     /// Stops claiming; the transfer ends with `Cancelled` as soon as nothing of it is in flight. A
-    /// transfer at rest, and one whose data has all landed, is left alone.
+    /// transfer at rest, and one whose message is on its way, is left alone.
     pub fn cancel(&self, raw: u64) -> Result<(), Status> {
         let (index, state) = self.transfer(raw)?;
         let slot = &self.slots[index as usize];
@@ -190,11 +190,15 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     /// Ends a transfer's life. `Ok`: nothing touches its memory any more, and the body is the
-    /// caller's to free. `Busy`: it is not at rest; cancel it and poll.
+    /// caller's to free. A message that only has to be handed over goes out without it. `Busy`: it
+    /// is not at rest; cancel it and poll.
     pub fn release(&self, raw: u64) -> Result<Body, Status> {
         let (index, state) = self.transfer(raw)?;
         let slot = &self.slots[index as usize];
-        if !state.phase.at_rest() {
+        // All data is in place and nobody is inside: whoever hands the message over changes this
+        // very state, or none.
+        let leaving = state.phase == Phase::Notifying;
+        if !state.phase.at_rest() && !leaving {
             return Err(Status::Busy);
         }
         let closing = state.to(Phase::Closing, state.status);
@@ -247,7 +251,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // asked after it, one that became active meanwhile would pass both.
         let late = cfg!(mutant = "quiesce_late");
         let posting = !late && self.any(Phase::Posting);
-        self.end_where(Status::Cancelled, |body| uses(body, region));
+        self.end_where(Status::Cancelled, |body| body.uses(region));
         let posting = posting || (late && self.any(Phase::Posting));
         // Those that were ended (by us or anybody) may still have claims in flight until they are
         // past `Ending`.
@@ -271,9 +275,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             slot.enter();
             if slot.cursor.look().is_some() {
                 // SAFETY: I3: we hold the slot and saw the cursor open after that.
-                if uses(&unsafe { slot.body() }, region) {
-                    let generation = slot.state.load().generation;
-                    found = Some(Handle::new(Kind::Transfer, i as u32, generation));
+                if unsafe { slot.body() }.uses(region) {
+                    found = Some(self.transfer_handle(i as u32));
                 }
             }
             self.leave(i as u32);
@@ -281,15 +284,13 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 return found;
             }
         }
-        None
+        self.debtor(|_, body| body.uses(region)).map(|slot| self.transfer_handle(slot))
     }
-}
 
-/// Whether a held transfer's body names a region.
-fn uses(body: &Body, region: RegionRef) -> bool {
-    // SAFETY: I3: called on held transfers only, whose lists the pool keeps.
-    let list = unsafe { core::slice::from_raw_parts(body.regions, body.n_regions as usize) };
-    list.contains(&region)
+    fn transfer_handle(&self, index: u32) -> Handle {
+        let generation = self.slots[index as usize].state.load().generation;
+        Handle::new(Kind::Transfer, index, generation)
+    }
 }
 
 /// How far a transfer was at one look: equal marks mean no progress.

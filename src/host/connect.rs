@@ -19,11 +19,14 @@ use super::rails::Rails;
 use super::raise::{Proven, Raise};
 use super::shared::{attach_error, connect_local, Shared};
 use super::sys;
-use crate::engine::peer::Link;
+use crate::engine::peer::{Link, NO_LANE};
 use crate::nic::any::{AnyLink, AnyPort};
 use crate::nic::local::PeerMemory;
 use crate::nic::stream::Stream;
 use crate::status::Status;
+
+/// Links for a peer's messages: lane and id of the rail, and the driver's.
+type Links = Vec<(u32, u32, AnyLink<'static>)>;
 
 /// Which driver carries a peer.
 enum Way {
@@ -286,7 +289,7 @@ impl Control {
         // What may fail comes first: the connection still owns all, and is closed on an error.
         let dup = |e| Error::new(Status::Os, format!("dup: {e}"));
         let socket = conn.socket.try_clone().map_err(dup)?;
-        let (link, how) = match &mut conn.raise {
+        let (links, how) = match &mut conn.raise {
             Some(raise) => {
                 let both = conn.mask.unwrap_or(0) & rails;
                 let proven = raise.take(both);
@@ -309,8 +312,8 @@ impl Control {
         entry.error = None;
         entry.address = 0;
         let (name, title) = (entry.name.clone(), entry.title());
-        let early = if matches!(link, AnyLink::Mail(_)) { &[] } else { early };
-        let fine = shared.core.attach(index, link, &name, offer.window, early);
+        let early = if conn.raise.is_some() { &[] } else { early };
+        let fine = shared.core.attach(index, links, &name, offer.window, early);
         log::info(&format!("connected to {title}: {how}"));
         if !fine {
             let why = Error::new(Status::Disconnected, "it does not speak the message protocol");
@@ -326,13 +329,13 @@ impl Control {
         peers: &mut Peers,
         (index, generation): (u32, u32),
         proven: Vec<Proven>,
-    ) -> Result<(AnyLink<'static>, String)> {
+    ) -> Result<(Links, String)> {
         let core = &self.shared.core;
-        let mut names = Vec::new();
+        let (mut names, mut links) = (Vec::new(), Vec::new());
         let entry = peers.entry(index);
         for p in proven {
             let lane = p.mail.lane;
-            core.connect_rail(lane, index, generation, |port| {
+            core.connect_rail(lane, (index, p.id), generation, |port| {
                 if let AnyPort::Verbs(port) = port {
                     port.connect(index, p.data, p.rail, p.max_msg);
                 }
@@ -344,12 +347,10 @@ impl Control {
                     .filter_map(|r| r.get(lane as usize))
                     .map(|r| format!("{} ({})", r.nic.label(), r.nic.ipv4)),
             );
+            links.push((lane, p.id, AnyLink::Mail(p.link)));
             entry.mails.push((p.link, p.mail));
         }
-        let Some((link, _)) = entry.mails.first() else {
-            return Err(Error::new(Status::Internal, "a connection without a rail"));
-        };
-        Ok((AnyLink::Mail(*link), format!("transport verbs, rails {}", names.join(", "))))
+        Ok((links, format!("transport verbs, rails {}", names.join(", "))))
     }
 
     /// Gives the engine the local lanes to a peer, and the socket for messages.
@@ -359,7 +360,7 @@ impl Control {
         (index, generation): (u32, u32),
         memory: Option<PeerMemory>,
         socket: &std::net::TcpStream,
-    ) -> Result<(AnyLink<'static>, String)> {
+    ) -> Result<(Links, String)> {
         let shared = &self.shared;
         let stream = Stream::new(socket.as_raw_fd());
         if !shared.core.with_net(|net| net.watch(&stream, Some(index))) {
@@ -373,10 +374,10 @@ impl Control {
         let lanes = shared.nics()..shared.core.limits().lanes;
         for lane in lanes.clone() {
             let connect = |port: &mut _| connect_local(port, index, memory);
-            shared.core.connect_rail(lane, index, generation, connect);
+            shared.core.connect_rail(lane, (index, lane), generation, connect);
         }
         let how = format!("transport local (process {}), {} rails", memory.pid(), lanes.len());
-        Ok((AnyLink::Stream(stream), how))
+        Ok((vec![(NO_LANE, 0, AnyLink::Stream(stream))], how))
     }
 
     fn failed(&self, mut conn: Conn, why: Error) {

@@ -74,6 +74,7 @@ impl Control {
             self.drive();
             self.bury();
             self.watch.look(&self.shared);
+            self.shared.core.forgive();
             self.stalls.look(&self.shared);
             self.stats.look(&self.shared);
         }
@@ -217,11 +218,13 @@ impl Control {
         let mut peers = shared.peers();
         let mut gone: Vec<u32> = core::iter::from_fn(|| shared.core.next_broken()).collect();
         for index in core::iter::from_fn(|| shared.core.next_limping()) {
-            let left = shared.core.rails(index).count_ones();
-            if left == 0 || peers.entry(index).mails.is_empty() {
+            if peers.entry(index).mails.is_empty() {
                 gone.push(index);
-            } else {
+            } else if peers.drop_lost(&shared.core, index) {
                 self.say_limping(&mut peers, index);
+            }
+            if shared.core.rails(index) == 0 {
+                gone.push(index);
             }
         }
         for (index, fd) in peers.sockets() {
@@ -255,8 +258,7 @@ impl Control {
         let rails = self.shared.core.rails(index);
         let entry = peers.entry(index);
         let names = |up: bool| {
-            let lanes = entry.mails.iter().map(|(_, m)| m.lane);
-            let lanes = lanes.filter(|lane| (rails & (1 << lane) != 0) == up);
+            let lanes = (0..self.shared.nics()).filter(|lane| (rails & (1 << lane) != 0) == up);
             let rails = |lane| self.shared.rails.as_ref()?.get(lane as usize);
             lanes.filter_map(rails).map(|r| r.nic.label()).collect::<Vec<_>>().join(", ")
         };

@@ -123,9 +123,10 @@ impl Peers {
     /// Ends a connection: transfers and messages end with the error; nothing touches memory any
     /// more. The peer stays known. Bounded by one batch of each lane.
     pub(super) fn close(&mut self, core: &Core, index: u32, why: &Error) {
-        let link = core.close_peer(index, why.status);
-        if let Some(AnyLink::Stream(stream)) = link {
-            core.with_net(|net| net.watch(&stream, None));
+        for link in core.close_peer(index, why.status) {
+            if let AnyLink::Stream(stream) = link.link {
+                core.with_net(|net| net.watch(&stream, None));
+            }
         }
         let entry = self.entry(index);
         let mails = core::mem::take(&mut entry.mails);
@@ -145,6 +146,26 @@ impl Peers {
             // child has it, the other side would not be told. What was sent still arrives.
             let _ = socket.shutdown(std::net::Shutdown::Both);
         }
+    }
+
+    /// Closes the rails to a peer that are of no use; the peer is told. True: there were any.
+    pub(super) fn drop_lost(&mut self, core: &Core, index: u32) -> bool {
+        let lost = core.lost(index);
+        let mut any = false;
+        for lane in (0..u32::BITS).filter(|lane| lost & (1 << lane) != 0) {
+            let entry = self.entry(index);
+            let at = entry.mails.iter().position(|(_, mail)| mail.lane == lane);
+            let mail = at.map(|at| entry.mails.swap_remove(at));
+            if let Some((_, mail)) = &mail {
+                mail.stop();
+            }
+            drop(core.drop_rail(lane, index));
+            if let Some((link, mail)) = mail {
+                core.with_net(|net| net.close_mail(index, mail.lane, &link));
+                any = true;
+            }
+        }
+        any
     }
 
     /// Closes and forgets a peer: its handle and its regions' handles are stale.
@@ -179,10 +200,10 @@ impl Peers {
         open.filter_map(|(i, e)| Some((i as u32, e.socket.as_ref()?.as_raw_fd())))
     }
 
-    /// Connected peers whose messages go over an RDMA rail, with its lane.
+    /// The message queue pairs: peer and lane.
     pub(super) fn message_lanes(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let entries = self.entries.iter().enumerate();
-        entries.filter_map(|(i, e)| Some((i as u32, e.mails.first()?.1.lane)))
+        entries.flat_map(|(i, e)| e.mails.iter().map(move |(_, m)| (i as u32, m.lane)))
     }
 
     /// True while somebody is to be dialled, or expected to dial.

@@ -36,6 +36,16 @@ pub(super) struct Mail {
 // SAFETY: V21, V30: the queue pair and its memory belong to this object alone.
 unsafe impl Send for Mail {}
 
+impl Mail {
+    /// Moves the queue pair to the error state: it takes no more, and what it took is in the
+    /// completion queue.
+    pub(super) fn stop(&self) {
+        if let Some(qp) = &self.qp.0 {
+            qp.fail();
+        }
+    }
+}
+
 impl Drop for Mail {
     fn drop(&mut self) {
         self.qp.destroy();
@@ -174,6 +184,8 @@ pub(super) struct Proven {
     pub(super) data: Qp,
     /// Which of the peer's NICs it goes to: the row of its rkeys.
     pub(super) rail: u32,
+    /// What both sides call it.
+    pub(super) id: u32,
     /// Longest message that both ends take.
     pub(super) max_msg: u32,
 }
@@ -449,7 +461,8 @@ impl Raise {
             let (Some(mut pair), Some(their)) = (r.pair.take(), r.their) else { continue };
             let (Some(data), Some(link)) = (pair.data.0.take(), r.link.take()) else { continue };
             let max_msg = pair.own.end.max_msg.min(their.end.max_msg.max(1));
-            out.push(Proven { mail: pair.mail, link, data, rail: u32::from(their.rail), max_msg });
+            let rail = u32::from(their.rail);
+            out.push(Proven { mail: pair.mail, link, data, rail, id: r.bit, max_msg });
         }
         out
     }

@@ -250,7 +250,7 @@ impl Shared {
         let random = || u64::from_le_bytes(sys::random().unwrap_or_default());
         let share = Share::new(peers, config.max_regions, cookie, random).map_err(attach_error)?;
         for lane in nics..core.limits().lanes {
-            core.connect_rail(lane, SELF, 1, |port| {
+            core.connect_rail(lane, (SELF, lane), 1, |port| {
                 connect_local(port, SELF, share.own_memory(SELF))
             });
         }

@@ -15,8 +15,8 @@ use crate::nic::verbs::Event;
 pub(super) struct Watch {
     /// Oldest op in flight of (lane, peer), and since when it is the oldest.
     oldest: HashMap<(u32, u32), (u32, Instant)>,
-    /// The same of frames of messages, by peer.
-    frames: HashMap<u32, (u32, Instant)>,
+    /// The same of frames of messages, by peer and lane.
+    frames: HashMap<(u32, u32), (u32, Instant)>,
     /// Since when each lane's port is of no use.
     down: Vec<Option<Instant>>,
     next: Option<Instant>,
@@ -121,28 +121,28 @@ impl Watch {
         self.oldest.retain(|(lane, peer), _| core.rails(*peer) & (1 << lane) != 0);
     }
 
-    /// A message stream that hangs ends the connection: the next post dials again. It has twice the
-    /// limit, so that transfers on the same NIC may end on another before.
+    /// A message link that hangs is given up, and with it its rail: messages go on over another. It
+    /// has twice the limit, since a receiver without buffers holds it up for a while.
     fn look_at_messages(&mut self, shared: &Shared, now: Instant) {
         let core = &shared.core;
         let mut hang = Vec::new();
         for (peer, lane) in shared.peers().message_lanes() {
             let Some(oldest) = core.with_net(|net| net.mail_oldest(peer, lane)) else {
-                self.frames.remove(&peer);
+                self.frames.remove(&(peer, lane));
                 continue;
             };
-            let (kept, since) = *self.frames.entry(peer).or_insert((oldest, now));
+            let (kept, since) = *self.frames.entry((peer, lane)).or_insert((oldest, now));
             if kept != oldest {
-                self.frames.insert(peer, (oldest, now));
+                self.frames.insert((peer, lane), (oldest, now));
             } else if now.duration_since(since) >= 2 * limit(shared) {
                 hang.push((peer, lane));
             }
         }
         for (peer, lane) in hang {
-            self.frames.remove(&peer);
+            self.frames.remove(&(peer, lane));
             log::warn(&format!(
-                "rail {lane}: no completion of a message for {} ms (twice rail_timeout_ms); its \
-                 connection is closed",
+                "rail {lane}: no completion of a message for {} ms (twice rail_timeout_ms); it is \
+                 closed",
                 2 * limit(shared).as_millis()
             ));
             core.with_net(|net| net.give_up_mail(peer, lane));

@@ -10,7 +10,7 @@ use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
 use kvrail::engine::bell::Bell;
 use kvrail::engine::core::{Core, Parts, Tuning};
 use kvrail::engine::notify::Piece;
-use kvrail::engine::peer::{Link, PeerState};
+use kvrail::engine::peer::{Link, PeerState, NO_LANE};
 use kvrail::engine::slot::{Body, RegionRef};
 use kvrail::handle::Handle;
 use kvrail::limits::Limits;
@@ -209,7 +209,7 @@ impl World {
     pub fn connect_rail(&self, a: usize, b: usize, lane: u32) {
         let slot = World::slot(a, b);
         let generation = self.engines[a].peer_state(slot).generation;
-        self.engines[a].connect_rail(lane, slot, generation, |port| {
+        self.engines[a].connect_rail(lane, (slot, lane), generation, |port| {
             assert!(port.connect(slot, b as u32).is_ok());
         });
     }
@@ -236,29 +236,42 @@ impl World {
             let (sa, sb) = (World::slot(a, b), World::slot(b, a));
             let (la, lb) = self.fabric.pipe((a as u32, sa), (b as u32, sb)).expect("a pipe");
             let (ea, eb) = (&self.engines[a], &self.engines[b]);
-            ea.attach(sa, la, eb.name(), eb.limits().window(), &[]);
-            eb.attach(sb, lb, ea.name(), ea.limits().window(), &[]);
+            ea.attach(sa, [(NO_LANE, 0, la)], eb.name(), eb.limits().window(), &[]);
+            eb.attach(sb, [(NO_LANE, 0, lb)], ea.name(), ea.limits().window(), &[]);
         }
     }
 
     /// `a` gives `b` up.
     pub fn close(&self, a: usize, b: usize, status: Status) {
-        if let Some(link) = self.engines[a].close_peer(World::slot(a, b), status) {
-            link.close();
+        for link in self.engines[a].close_peer(World::slot(a, b), status) {
+            link.link.close();
         }
     }
 
     /// One step of everybody, and the part of the host that gives a peer without rails up.
     pub fn step(&self) {
-        for (a, e) in self.engines.iter().enumerate() {
-            e.poll();
-            while let Some(slot) = e.next_limping().or_else(|| e.next_broken()) {
-                let b = (0..self.engines.len()).find(|&b| World::slot(a, b) == slot).unwrap();
-                if self.rails_up(a, b) == 0 {
-                    self.close(a, b, Status::NoRail);
+        for a in 0..self.engines.len() {
+            self.engines[a].poll();
+            self.tend(a);
+        }
+    }
+
+    /// What the control side of an engine does about rails that are of no use.
+    pub fn tend(&self, a: usize) {
+        let e = &self.engines[a];
+        while let Some(slot) = e.next_limping().or_else(|| e.next_broken()) {
+            let lost = e.lost(slot);
+            for lane in (0..self.setup.limits.lanes).filter(|l| lost & 1 << l != 0) {
+                if let Some(link) = e.drop_rail(lane, slot) {
+                    link.close();
                 }
             }
+            let b = (0..self.engines.len()).find(|&b| World::slot(a, b) == slot).unwrap();
+            if self.rails_up(a, b) == 0 {
+                self.close(a, b, Status::NoRail);
+            }
         }
+        e.forgive();
     }
 
     /// Steps until a transfer is at rest; its status. Fails when that takes more than `most` steps.

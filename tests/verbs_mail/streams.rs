@@ -2,8 +2,8 @@
 
 use crate::rig::{arena, Dice, Rig};
 use crate::wire;
-use kvrail::engine::channel::{cost, Channel, SCRATCH};
-use kvrail::engine::message::{Fifo, Header, Message, Pool};
+use kvrail::engine::channel::{cost, Channel, Event, Pools, SCRATCH};
+use kvrail::engine::message::{Fifo, Header, Pool};
 use kvrail::nic::verbs::mail::{MailLink, MAIL_RECEIVES};
 use kvrail::nic::{Closed, Link};
 use rdma_core_sys::*;
@@ -395,8 +395,8 @@ fn the_engines_messages_pass_whole_and_in_order() {
     let mut rig = Rig::new(1, 1);
     rig.up(0, 0);
     let pools: [Pool<'static>; 2] = [0, 1].map(|_| Pool::new(&mut arena(4 << 20), 8000).unwrap());
-    let mut channels: [Channel<MailLink<'static>>; 2] =
-        [0, 1].map(|s| Channel::new(rig.post[s].link(0, 0), (0, 1), b"peer", 200_000, 200_000));
+    let mut links: [MailLink<'static>; 2] = [0, 1].map(|s| rig.post[s].link(0, 0));
+    let mut channels = [0, 1].map(|_| Channel::new((0, 1), b"peer", 200_000, 200_000));
     let mut fifos = [Fifo::EMPTY; 2];
     let (mut sent, mut got) = ([0u32; 2], [0u32; 2]);
     let mut consumed = [0u64; 2];
@@ -412,11 +412,13 @@ fn the_engines_messages_pass_whole_and_in_order() {
             fifos[s].push(&pools[s], m);
             sent[s] += 1;
         }
-        channels[s].send(&pools[s], &mut fifos[s], consumed[s], |m| pools[s].give(m)).unwrap();
+        let (channel, link, fifo) = (&mut channels[s], &mut links[s], &mut fifos[s]);
+        channel.send(link, &pools[s], fifo, consumed[s], |m| pools[s].give(m)).unwrap();
         wire::step(dice.any());
         wire::step(dice.any());
         if rig.ready(s) == [0] {
-            let take = |m: Message| {
+            let take = |e: Event| {
+                let Event::Got(m) = e else { panic!("{e:?}") };
                 let mut all = vec![];
                 pools[s].read(m, 0, usize::MAX / 2, |b| all.extend_from_slice(b));
                 let n = len(1 - s, got[s]);
@@ -425,8 +427,10 @@ fn the_engines_messages_pass_whole_and_in_order() {
                 consumed[s] += cost(n);
                 got[s] += 1;
                 pools[s].give(m);
+                false
             };
-            channels[s].receive(&pools[s], &mut scratch, take).unwrap();
+            let both = Pools { tx: &pools[s], rx: &pools[s] };
+            channel.receive(link, &both, fifo, &mut scratch, take).unwrap();
         }
     }
     assert_eq!(wire::facts().starved, 0);

@@ -197,6 +197,25 @@ impl Engine {
 }
 
 /// Asks `done` until it says so, at most `limit`: in a spin first, then with pauses.
+/// When what is ended no longer gets the time to drain: its rails are closed, once.
+struct Force {
+    due: Option<Instant>,
+}
+
+impl Force {
+    /// How long it may drain: 100 ms, or half of a shorter limit.
+    fn within(limit: Duration) -> Force {
+        Force { due: Some(Instant::now() + Duration::from_millis(100).min(limit / 2)) }
+    }
+
+    fn once(&mut self, close: impl FnOnce()) {
+        if self.due.is_some_and(|t| Instant::now() >= t) {
+            self.due = None;
+            close();
+        }
+    }
+}
+
 fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {

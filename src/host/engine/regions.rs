@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
 
-use super::{bad_handle, wait_until, Engine, Limbo};
+use super::{bad_handle, wait_until, Engine, Force, Limbo};
 use crate::engine::peer::SELF;
 use crate::engine::region::{KeyList, View};
 use crate::engine::slot::RegionRef;
@@ -90,7 +90,7 @@ impl Engine {
         let named = RegionRef { slot: view.slot, generation: view.generation, remote: false };
         let limit = Duration::from_millis(u64::from(shared.config.deregister_timeout_ms));
         let mut inside = None;
-        let drained = self.drain(region, limit, || {
+        let drained = self.drain(region, named, limit, || {
             let quiet = shared.core.quiesce(named).is_ok();
             inside = self.peer_inside(view.slot);
             quiet && inside.is_none()
@@ -126,7 +126,7 @@ impl Engine {
     }
 
     /// True when a queue pair could not be destroyed: what it was doing may still go on.
-    fn has_stuck_rail(&self) -> bool {
+    pub(super) fn has_stuck_rail(&self) -> bool {
         let core = &self.shared.core;
         (0..self.shared.nics()).any(|lane| {
             core.with_port(lane, |port| matches!(port, AnyPort::Verbs(p) if p.stuck() > 0))
@@ -154,13 +154,23 @@ impl Engine {
         self.limbo.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Polls until `quiet`, at most `limit`. A region that another call took out of limbo meanwhile
-    /// has drained.
-    fn drain(&self, region: u64, limit: Duration, mut quiet: impl FnMut() -> bool) -> bool {
+    /// Polls until `quiet`, at most `limit`; rails that keep something of it in flight are closed.
+    /// A region that another call took out of limbo meanwhile has drained.
+    fn drain(
+        &self,
+        region: u64,
+        named: RegionRef,
+        limit: Duration,
+        mut quiet: impl FnMut() -> bool,
+    ) -> bool {
+        let core = &self.shared.core;
+        let mut force = Force::within(limit);
         wait_until(limit, || {
             let drained = quiet() || !self.limbo().contains_key(&region);
             if !drained {
-                self.shared.core.poll();
+                core.poll();
+                core.forgive();
+                force.once(|| core.evict_users(named));
             }
             drained
         })
@@ -266,7 +276,7 @@ impl Engine {
         drop(limbo);
         let named = RegionRef { slot: view.slot, generation: view.generation, remote: true };
         let limit = Duration::from_millis(u64::from(shared.config.release_timeout_ms));
-        if self.drain(region, limit, || shared.core.quiesce(named).is_ok()) {
+        if self.drain(region, named, limit, || shared.core.quiesce(named).is_ok()) {
             if let Some(view) = self.limbo().remove(&region) {
                 shared.core.remote.free(view);
                 // SAFETY: I3: freed just now.

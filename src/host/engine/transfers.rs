@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::messages::too_long;
-use super::{bad_handle, wait_until, Engine, TransferInfo};
+use super::{bad_handle, wait_until, Engine, Force, TransferInfo};
 use crate::engine::slot::Body;
 use crate::handle::Handle;
 use crate::host::error::{Error, Result};
@@ -138,10 +138,6 @@ impl Engine {
             }
             text += &format!(", {} of {} bytes done", info.bytes_done, info.bytes);
         }
-        if status == Status::NoRail {
-            text += ": a rail broke with WRITEs of it in flight; they may still land, so no other \
-                     rail repeats them. Post it again, or tell the peer that its blocks are unsure";
-        }
         if matches!(status, Status::Disconnected | Status::Unreachable | Status::Refused) {
             if let Some(peer) = self.shared.core.peer_of(transfer) {
                 let why = self.peer_error(peer, status);
@@ -176,7 +172,8 @@ impl Engine {
     pub fn release(&self, transfer: u64) -> Result<()> {
         let shared = self.here()?;
         let limit = Duration::from_millis(u64::from(shared.config.release_timeout_ms));
-        let mut last = Ok(());
+        let (mut last, mut stuck) = (Ok(()), false);
+        let mut force = Force::within(limit);
         let done = wait_until(limit, || match shared.core.release(transfer) {
             Ok(body) => {
                 // SAFETY: I3: released just now, by us.
@@ -186,13 +183,24 @@ impl Engine {
             Err(Status::Busy) => {
                 let _ = shared.core.cancel(transfer);
                 shared.core.poll();
-                false
+                force.once(|| {
+                    let _ = shared.core.evict(transfer);
+                    stuck = self.has_stuck_rail();
+                });
+                stuck
             }
             Err(s) => {
                 last = Err(bad_handle("transfer", transfer, s));
                 true
             }
         });
+        if stuck {
+            let text = format!(
+                "transfer {transfer:#x}: a NIC did not let go of a queue pair that carried it, so it \
+                 may still use this memory, which must not be reused before this process ends"
+            );
+            return Err(Error::new(Status::Busy, text));
+        }
         if done {
             return last;
         }

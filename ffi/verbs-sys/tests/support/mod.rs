@@ -16,9 +16,9 @@ pub(crate) fn has(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|out| out.status.success())
 }
 
-/// A folder for what a test makes.
+/// A folder for what a test makes. All packages of the workspace share the one around it.
 pub(crate) fn folder(name: &str) -> PathBuf {
-    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("verbs-sys").join(name);
     std::fs::create_dir_all(&dir).expect("make a folder");
     dir
 }

@@ -1,0 +1,206 @@
+//! Rails that break: what becomes of their claims and messages, and when it is safe to say "done".
+//!
+//! A rail is closed on this side first: its queue pair is gone, so it reads and writes no local
+//! memory any more, and its claims go back to their transfers. READs need no more than that. A
+//! WRITE's packets may still be on their way to the peer, where they would land in memory that was
+//! handed on after "done". So a transfer keeps one hold for each broken rail that carried WRITEs of
+//! it, a *debt*, until the peer has closed its end too and said so: the *fence*. Other rails may
+//! repeat the WRITEs at once, since they put the same bytes there; but nothing is done, and no
+//! message leaves, before the debts are paid.
+//!
+//! Both sides say `DOWN` of a rail after they closed it, whoever saw it break. A handshake that
+//! brings up rails between the same two engines tells each side what the other holds, so it is a
+//! fence for all the rest ([`Core::connect_rail`]).
+
+use crate::engine::core::Core;
+use crate::engine::peer::{PeerLink, NO_LANE};
+use crate::engine::slot::{Body, RegionRef};
+use crate::engine::state::Phase;
+use crate::nic::{Net, Port};
+use crate::status::Status;
+use crate::sync::Ordering;
+
+impl<'m, P: Port, N: Net> Core<'m, P, N> {
+    /// Control side only: lanes whose rail to a peer is of no use, one bit each: drop each with
+    /// [`Core::drop_rail`]. Sees to fences that have come meanwhile.
+    pub fn lost(&self, peer: u32) -> u32 {
+        let book = &self.peers[peer as usize].book;
+        let fenced = book.unfenced() & book.heard.load(Ordering::Acquire);
+        for lane in (0..self.lanes.len() as u32).filter(|l| fenced & 1 << l != 0) {
+            self.fence(lane, peer);
+        }
+        book.lost.load(Ordering::Acquire)
+    }
+
+    /// Id of the rail to a peer on a lane, from [`Core::connect_rail`] until it is dropped.
+    pub fn rail_id(&self, lane: u32, peer: u32) -> Option<u32> {
+        self.peers.get(peer as usize)?.book.id(lane)
+    }
+
+    /// Control side only: closes a rail, if it still is open, takes in what its message link has,
+    /// and moves the messages to the next link. From now on the peer is told that the rail is down.
+    /// Call after the message link's queue pair was stopped, so that it takes no more. The link, for
+    /// the caller to close.
+    pub fn drop_rail(&self, lane: u32, peer: u32) -> Option<N::Link> {
+        self.close_for(lane, peer);
+        let p = &self.peers[peer as usize];
+        let (link, heard) = self.with_net_inner(|net| {
+            // SAFETY: I2: `with_net_inner` holds the message token.
+            let io = unsafe { &mut *p.io.get() };
+            let at = io.links.iter().position(|l| l.lane == lane);
+            if let Some(id) = at.map(|at| io.links[at].id).filter(|&id| io.on == Some(id)) {
+                self.leave_link(peer, io, net, id);
+            }
+            let link = at.map(|at| io.links.swap_remove(at).link);
+            if io.on.is_none() {
+                io.on = io.links.iter().filter(|l| !l.broken).map(|l| l.id).min();
+            }
+            let closed = p.book.close(lane);
+            if let (Some((id, heard)), Some(channel)) = (closed, &mut io.channel) {
+                channel.down(id, heard);
+            }
+            (link, closed.is_some_and(|(_, heard)| heard))
+        });
+        self.kick(peer);
+        if heard || cfg!(mutant = "fence_early") {
+            self.fence(lane, peer);
+        }
+        link
+    }
+
+    /// Control side only: a message link for a rail that was connected to a living peer.
+    pub fn add_link(&self, peer: u32, lane: u32, id: u32, link: N::Link) -> Result<(), N::Link> {
+        let p = &self.peers[peer as usize];
+        let added = self.with_net(|_| {
+            // SAFETY: I2: `with_net` holds the message token.
+            let io = unsafe { &mut *p.io.get() };
+            io.links.push(PeerLink { lane, id, broken: false, link }).map_err(|l| l.link)?;
+            io.on = io.on.or(Some(id));
+            Ok(())
+        });
+        self.kick(peer);
+        added
+    }
+
+    /// Control side only: the peer has closed its end of the rail that a lane had to it: nothing
+    /// of that lands any more.
+    pub fn fence(&self, lane: u32, peer: u32) {
+        let debts =
+            self.with_lane(lane, |inner| core::mem::take(&mut inner.rails[peer as usize].debts));
+        for slot in debts {
+            self.leave(slot);
+        }
+        self.with_net(|_| {
+            let book = &self.peers[peer as usize].book;
+            // A new rail may be open in its place.
+            if book.id(lane).is_none() {
+                book.fenced(lane);
+            }
+        });
+    }
+
+    /// Control side only: a handshake told both sides which rails are left: those of `lanes` are
+    /// fenced, and the peer need not be told.
+    pub fn fence_all(&self, peer: u32, lanes: u32) {
+        for lane in (0..self.lanes.len() as u32).filter(|l| lanes & 1 << l != 0) {
+            self.fence(lane, peer);
+        }
+    }
+
+    /// Lanes whose dropped rail to a peer is not fenced yet, one bit each.
+    pub fn owes(&self, peer: u32) -> u32 {
+        self.peers[peer as usize].book.unfenced()
+    }
+
+    /// Takes back the holds that ended transfers have for fences: they are not done, so nothing
+    /// waits for these. Cheap where there are none.
+    pub fn forgive(&self) {
+        let ended = |slot: u32| {
+            let phase = self.slots[slot as usize].state.load().phase;
+            phase == Phase::Ending
+        };
+        for lane in 0..self.lanes.len() as u32 {
+            self.pay(lane, ended);
+        }
+    }
+
+    /// Lowers the holds of those debts on a lane that `which` picks.
+    fn pay(&self, lane: u32, which: impl Fn(u32) -> bool) {
+        loop {
+            let slot = self.with_lane(lane, |inner| {
+                inner.rails.iter_mut().find_map(|rail| {
+                    let at = rail.debts.iter().position(|&s| which(s))?;
+                    Some(rail.debts.swap_remove(at))
+                })
+            });
+            let Some(slot) = slot else { return };
+            self.leave(slot);
+        }
+    }
+
+    /// The first transfer with a debt that `f` says true to.
+    pub(super) fn debtor(&self, mut f: impl FnMut(u32, &Body) -> bool) -> Option<u32> {
+        self.lanes.iter().find_map(|lane| {
+            self.with_lane(lane.index, |inner| {
+                let debts = inner.rails.iter().flat_map(|rail| rail.debts.iter());
+                debts.copied().find(|&slot| {
+                    // SAFETY: I3: the debt is a hold, taken while a claim held the transfer.
+                    let body = unsafe { self.slots[slot as usize].body() };
+                    f(slot, &body)
+                })
+            })
+        })
+    }
+
+    /// Makes sure that nothing touches the memory of a transfer that was cancelled, whatever
+    /// becomes of the rails: those that still have something of it in flight are closed, and what
+    /// else they had in flight goes to others. After this it is at rest as soon as the calls that
+    /// are looking at it return.
+    pub fn evict(&self, raw: u64) -> Result<(), Status> {
+        let (index, state) = self.transfer(raw)?;
+        if matches!(state.phase, Phase::Ending) {
+            self.evict_where(|slot| slot == index);
+        }
+        Ok(())
+    }
+
+    /// The same for every transfer that was ended because it uses a region.
+    pub fn evict_users(&self, region: RegionRef) {
+        self.evict_where(|slot| {
+            let s = &self.slots[slot as usize];
+            // SAFETY: I3: asked of slots that a claim or a debt holds only.
+            s.state.load().phase == Phase::Ending && unsafe { s.body() }.uses(region)
+        });
+    }
+
+    fn evict_where(&self, which: impl Fn(u32) -> bool) {
+        for lane in self.lanes {
+            self.with_lane(lane.index, |inner| {
+                // What is done needs no force.
+                self.reap(lane, inner);
+                for peer in 0..inner.rails.len() as u32 {
+                    if inner.rails[peer as usize].ledger.slots().any(&which) {
+                        self.rail_failed(lane, inner, peer);
+                    }
+                }
+            });
+            self.pay(lane.index, &which);
+        }
+    }
+
+    /// Closes the data rail of a lane, if it is open.
+    fn close_for(&self, index: u32, peer: u32) {
+        if index == NO_LANE {
+            return;
+        }
+        let lane = &self.lanes[index as usize];
+        self.with_lane(index, |inner| {
+            if inner.rails[peer as usize].generation != 0 {
+                self.reap(lane, inner);
+            }
+            if inner.rails[peer as usize].generation != 0 {
+                self.rail_failed(lane, inner, peer);
+            }
+        });
+    }
+}

@@ -1,0 +1,160 @@
+//! Rails that break, over the simulated NIC: a WRITE is done only when the peer has fenced the rail
+//! that may still carry packets of it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![cfg(not(loom))]
+
+mod sim_support;
+
+use kvrail::nic::sim::{PortConfig, Rng};
+use kvrail::nic::WrStatus;
+use kvrail::status::Status;
+use kvrail::table::Direction;
+use sim_support::*;
+
+/// Three lanes, of which the second breaks in the middle of the transfer.
+fn broken(rng: &mut Rng, direction: Direction, all: bool) -> Case {
+    let setup = with_port(striped(lanes(3), all), PortConfig { late: true, ..PORT });
+    let case = Case::new(setup, direction, rng, 400, 900);
+    let lane = u32::from(all);
+    case.port(lane, |p| p.fail_nth(1, 2, WrStatus::RailError));
+    case
+}
+
+/// Engine 0 works and sees to its rails; engine 1 polls, but nobody sees to its rails, as when its
+/// process was stopped.
+fn alone(case: &Case, steps: usize) {
+    for _ in 0..steps {
+        case.world.engines.iter().for_each(|e| {
+            e.poll();
+        });
+        case.world.tend(0);
+    }
+}
+
+fn status(case: &Case) -> Status {
+    case.world.engines[0].check(case.transfer.raw()).unwrap()
+}
+
+#[test]
+fn a_write_is_done_when_the_peer_has_fenced_the_rail_and_a_read_at_once() {
+    let mut rng = Rng::new(seed(21));
+    for round in 0..40 {
+        let direction = BOTH[round % 2];
+        let case = broken(&mut rng, direction, round % 4 < 2);
+        case.post(Some(b"done"));
+        alone(&case, 3_000);
+        let info = case.world.engines[0].info(case.transfer.raw()).unwrap();
+        assert_eq!(info.bytes_done, info.bytes, "the other rails did not carry the rest");
+        case.verify();
+        let quiet = case.world.messages(1).is_empty();
+        match direction {
+            Direction::Read => assert!(status(&case) == Status::Ok && !quiet),
+            Direction::Write => assert!(
+                status(&case) == Status::InProgress && quiet,
+                "done before the fence: {:?}, message {}",
+                status(&case),
+                !quiet
+            ),
+        }
+        let owes = case.world.engines[0].owes(1);
+        assert_eq!(owes.count_ones(), 1);
+        // The peer wakes up.
+        assert_eq!(case.finish(), Status::Ok);
+        (0..50).for_each(|_| case.world.step());
+        assert_eq!(case.world.engines[0].owes(1), 0);
+        let late = case.world.messages(1).len();
+        assert_eq!(late, usize::from(direction == Direction::Write), "exactly once");
+        // The rail is down on both sides; the others go on.
+        assert_eq!((case.world.rails_up(0, 1), case.world.rails_up(1, 0)), (2, 2));
+        case.post(None);
+        assert_eq!(case.finish(), Status::Ok);
+        case.verify();
+    }
+}
+
+/// A handshake that makes a new rail in the place of the old one has closed that on both sides.
+#[test]
+fn a_rail_that_is_connected_anew_is_a_fence() {
+    let mut rng = Rng::new(seed(22));
+    let case = broken(&mut rng, Direction::Write, true);
+    case.post(None);
+    alone(&case, 3_000);
+    assert_eq!(status(&case), Status::InProgress);
+    case.world.connect_rail(0, 1, 1);
+    alone(&case, 10);
+    assert_eq!(status(&case), Status::Ok);
+    assert_eq!(case.world.rails_up(0, 1), 3);
+}
+
+#[test]
+fn a_transfer_that_waits_for_a_fence_can_be_released_stalled_and_disconnected() {
+    let mut rng = Rng::new(seed(23));
+    for round in 0..3 {
+        let case = broken(&mut rng, Direction::Write, round % 2 == 0);
+        case.post(Some(b"never"));
+        alone(&case, 3_000);
+        let (e, raw) = (&case.world.engines[0], case.transfer.raw());
+        let want = match round {
+            0 => {
+                e.cancel(raw).unwrap();
+                e.evict(raw).unwrap();
+                Status::Cancelled
+            }
+            1 => {
+                assert!(e.expire(case.transfer.handle.index(), e.mark(0).unwrap()));
+                e.forgive();
+                Status::Stalled
+            }
+            _ => {
+                case.world.close(0, 1, Status::Disconnected);
+                Status::Disconnected
+            }
+        };
+        assert_eq!(status(&case), want, "round {round}: it must not wait for the peer");
+        assert!(e.release(raw).is_ok());
+        alone(&case, 100);
+        assert!(case.world.messages(1).is_empty(), "an error sends no message");
+        assert_eq!((e.transfers_used(), e.message_blocks_used().0), (0, 0));
+    }
+}
+
+/// Nobody polls any more and nothing completes: a release closes the rails, and what others had in
+/// flight there is carried by those that are left.
+#[test]
+fn an_eviction_stops_a_transfer_and_bystanders_go_on() {
+    let mut rng = Rng::new(seed(24));
+    for round in 0..20 {
+        let direction = BOTH[round % 2];
+        // Slow enough that nothing completes before the eviction.
+        let port = PortConfig { late: true, rate: 1, ..PORT };
+        let mut case =
+            Case::new(with_port(striped(lanes(3), true), port), direction, &mut rng, 200, 300);
+        let (pairs, room) = random_pairs(&mut rng, 100, 200);
+        let mine = Memory::new(&case.world, 0, room, |i| i as u8);
+        let theirs = Memory::new(&case.world, 1, room, |i| (i * 7) as u8);
+        let key = theirs.import(&case.world, 0);
+        let other = prepare(&case.world, Direction::Read, (0, &mine), (&theirs, key), &pairs);
+        let other = other.unwrap();
+        let want = reference(Direction::Read, &mine.bytes(), &theirs.bytes(), &pairs);
+        case.post(None);
+        let e = &case.world.engines[0];
+        e.post(other.raw(), None).unwrap();
+        // Both are in flight on lanes 0 and 1; lane 2 is kept out of it.
+        for lane in 0..2 {
+            e.poll_lane(lane);
+        }
+        assert!(queued(&case.world, 0, 1) > 0);
+        e.cancel(case.transfer.raw()).unwrap();
+        assert_eq!(status(&case), Status::InProgress, "something is in flight");
+        e.evict(case.transfer.raw()).unwrap();
+        assert_eq!(status(&case), Status::Cancelled);
+        assert!(e.release(case.transfer.raw()).is_ok());
+        case.local.fill(0xAA);
+        for lane in 0..3 {
+            e.with_port(lane, |p| p.set_speed(1, 4096, 2));
+        }
+        assert_eq!(case.world.finish(0, &other, 100_000), Status::Ok);
+        assert!(mine.bytes() == want, "a bystander lost bytes");
+        assert!(case.local.bytes().iter().all(|&b| b == 0xAA), "written after the release");
+    }
+}
