@@ -19,14 +19,14 @@ fn replay() {
     }
     let start = std::time::Instant::now();
     println!("{}", plan.command());
-    println!("{:?} in {:?}", must_pass(&plan), start.elapsed());
+    println!("{:?} in {:?}", run_or_shrink(&plan).unwrap(), start.elapsed());
 }
 
 /// Runs plans from a seed on until so many descriptors were simulated.
 fn fleets(base: u64, descriptors: u64) -> Counts {
     let mut all = Counts::default();
     for i in 0.. {
-        all.add(&must_pass(&Plan::new(base + i)));
+        all.add(&run_or_shrink(&Plan::new(base + i)).unwrap_or_else(|e| panic!("{e}")));
         if all.descriptors >= descriptors {
             println!("seeds {base} to {}: {all:?}", base + i);
             break;
@@ -39,4 +39,47 @@ fn fleets(base: u64, descriptors: u64) -> Counts {
 fn a_million_descriptors() {
     let most = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
     fleets(seed(1), most);
+}
+
+fn number(name: &str, own: u64) -> u64 {
+    std::env::var(name).ok().and_then(|s| s.parse().ok()).unwrap_or(own)
+}
+
+/// `make nightly`: many seeds on all cores.
+#[test]
+#[ignore = "runs for minutes: make nightly"]
+fn nightly() {
+    let base = number("SEED", 1_000_000);
+    let total = number("DESCRIPTORS", 100_000_000);
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let next = core::sync::atomic::AtomicU64::new(0);
+    let sum = std::sync::Mutex::new((Counts::default(), Vec::new()));
+    println!("base seed {base}, at least {total} descriptors, {cores} threads");
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| loop {
+                let (counts, failures) = {
+                    let s = sum.lock().unwrap();
+                    (s.0.descriptors, s.1.len())
+                };
+                if counts >= total || failures >= 5 {
+                    break;
+                }
+                let seed = base + next.fetch_add(1, RELAXED);
+                let result = run_or_shrink(&Plan::new(seed));
+                let mut s = sum.lock().unwrap();
+                match result {
+                    Ok(counts) => {
+                        s.0.add(&counts);
+                        let (n, all) = (counts.descriptors, s.0.descriptors);
+                        println!("seed {seed}: {n} descriptors, {all} in all");
+                    }
+                    Err(why) => s.1.push(format!("seed {seed}: {why}")),
+                }
+            });
+        }
+    });
+    let (counts, failures) = sum.into_inner().unwrap();
+    println!("base seed {base}, {} runs: {counts:#?}", next.into_inner());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

@@ -35,7 +35,7 @@ pub struct Pair {
     connect_at: Option<u64>,
     /// Which incarnation of the other one each side knows.
     pub known: [u32; 2],
-    /// Connections that have ended.
+    /// How often a side has closed a connection.
     pub closes: u32,
     pub closed_at: u64,
     /// Access errors were injected into what a side posts.
@@ -225,8 +225,8 @@ impl Fleet {
             rail.held[side] = false;
         }
         pair.closed_at = now;
+        pair.closes += 1;
         if pair.up[1 - side] {
-            pair.closes += 1;
             pair.told_at[1 - side] = Some(at);
         } else {
             pair.connect_at = Some(at + 100);
@@ -290,9 +290,7 @@ impl Fleet {
                     let oldest = self.core(p, side).oldest(lane, slot);
                     let kept = &mut self.pairs[p].rails[lane as usize].oldest[side];
                     let hung = match (oldest, *kept) {
-                        (Some(op), Some((before, since))) if op == before => {
-                            now > since + WATCHDOG
-                        }
+                        (Some(op), Some((before, since))) if op == before => now > since + WATCHDOG,
                         (op, _) => {
                             *kept = op.map(|op| (op, now));
                             false

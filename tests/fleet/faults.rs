@@ -5,10 +5,8 @@ use super::*;
 impl Fleet {
     /// How the lanes of an engine behave, from the start or from its rebirth on.
     pub fn set_habits(&mut self, e: usize) {
-        let lateness = Lateness {
-            per_million: if self.plan.has("late") { 400_000 } else { 0 },
-            ticks: LATE,
-        };
+        let lateness =
+            Lateness { per_million: if self.plan.has("late") { 400_000 } else { 0 }, ticks: LATE };
         for lane in 0..self.plan.lanes {
             self.world.engines[e].with_port(lane, |port| port.set_lateness(lateness));
         }

@@ -67,9 +67,8 @@ impl Region {
     /// Whether the canary behind a chunk is whole.
     pub fn is_whole(&self, chunk: usize) -> bool {
         // SAFETY: inside the allocation, and nobody writes while the test looks.
-        let canary = unsafe {
-            core::slice::from_raw_parts(self.cells.add(chunk * STEP + CHUNK), CANARY)
-        };
+        let canary =
+            unsafe { core::slice::from_raw_parts(self.cells.add(chunk * STEP + CHUNK), CANARY) };
         canary.iter().all(|&b| b == CANARY_BYTE)
     }
 }

@@ -78,8 +78,7 @@ impl Fleet {
     }
 
     fn alone_came(&mut self, e: usize, name: &str, text: &[u8]) -> Result<(), String> {
-        let [from, from_life, to_life, seq, conn] =
-            core::array::from_fn(|i| word(text, 1 + 8 * i));
+        let [from, from_life, to_life, seq, conn] = core::array::from_fn(|i| word(text, 1 + 8 * i));
         let stream = (from as usize, from_life as u32, e, to_life as u32);
         let heard = self.heard.entry(stream).or_default();
         let gap = seq != heard.last + 1 && conn as u32 == heard.conn;

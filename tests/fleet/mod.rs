@@ -265,7 +265,8 @@ impl Fleet {
         let mut still = 0;
         while still < 1_200 {
             self.step()?;
-            let pairs = self.pairs.iter().all(|p| p.is_up() && p.rails.iter().all(|r| r.held == [true; 2]));
+            let pairs =
+                self.pairs.iter().all(|p| p.is_up() && p.rails.iter().all(|r| r.held == [true; 2]));
             let sites = self.sites.iter().all(|s| s.closing.is_empty() && s.retiring.is_empty());
             let notes = self.notes.values().all(|n| n.fate != Fate::Comes || n.got);
             let rest = self.flights.is_empty() && self.watches.is_empty();
@@ -341,11 +342,11 @@ pub fn run(plan: &Plan) -> Result<Counts, String> {
     }
 }
 
-/// Runs a plan; when it fails, looks for a simpler one that fails too, and panics with the command
-/// that replays it.
-pub fn must_pass(plan: &Plan) -> Counts {
+/// Runs a plan. When it fails, looks for a simpler one that fails too: what went wrong there, and
+/// the command that replays it.
+pub fn run_or_shrink(plan: &Plan) -> Result<Counts, String> {
     let first = match run(plan) {
-        Ok(counts) => return counts,
+        Ok(counts) => return Ok(counts),
         Err(why) => why,
     };
     eprintln!("fails: {first}\n  {}", plan.command());
@@ -364,5 +365,5 @@ pub fn must_pass(plan: &Plan) -> Counts {
         }
         break;
     }
-    panic!("fails: {why}\nreplay with\n  {}", plan.command());
+    Err(format!("fails: {why}\nreplay with\n  {}", plan.command()))
 }

@@ -91,18 +91,20 @@ impl Plan {
     pub fn read(&mut self, line: &str) -> Result<(), String> {
         for part in line.split(',').map(str::trim).filter(|p| !p.is_empty()) {
             let (name, value) = part.split_once('=').ok_or(format!("{part}: no ="))?;
-            let kinds: Option<Vec<u32>> = value
-                .split('+')
-                .map(|k| FAULTS.iter().find(|f| f.0 == k).map(|f| f.1))
-                .collect();
+            let kinds: Option<Vec<u32>> =
+                value.split('+').map(|k| FAULTS.iter().find(|f| f.0 == k).map(|f| f.1)).collect();
             let number = match (name, kinds) {
                 ("faults", Some(bits)) => bits.into_iter().fold(0, |a, b| a | b),
                 _ => value.parse().map_err(|_| format!("{part}: not a number"))?,
             };
             let mut fields = self.fields();
             let field = fields.iter_mut().find(|f| f.0 == name);
-            *field.ok_or(format!("{name}: known are prefill, decode, lanes, stripe, transfers, \
-                                  ops, len, faults"))?.1 = number;
+            *field
+                .ok_or(format!(
+                    "{name}: known are prefill, decode, lanes, stripe, transfers, \
+                                  ops, len, faults"
+                ))?
+                .1 = number;
         }
         Ok(())
     }

@@ -11,6 +11,9 @@ pub struct Import {
 
 /// Ticks that a deregistration may take before rails are closed for it.
 const PATIENCE: u64 = 60;
+/// Ticks more for transfers that do not use the region, but were cancelled and are in flight: they
+/// end at the latest when the watchdog finds their rail.
+const OTHERS: u64 = 700;
 
 impl Fleet {
     /// Registers a region of an engine.
@@ -90,7 +93,7 @@ impl Fleet {
                 }
                 match core.quiesce(region) {
                     Ok(()) => done.push((at, view)),
-                    Err(_) if now <= since + PATIENCE + 10 => {}
+                    Err(_) if now <= since + PATIENCE + OTHERS => {}
                     Err(s) => return Err(format!("engine {e} cannot deregister: {s:?}")),
                 }
             }

@@ -194,11 +194,8 @@ impl Fleet {
                 }
             })
             .collect();
-        let named = |h: Handle, remote| RegionRef {
-            slot: h.index(),
-            generation: h.generation(),
-            remote,
-        };
+        let named =
+            |h: Handle, remote| RegionRef { slot: h.index(), generation: h.generation(), remote };
         let regions: Box<[RegionRef]> = [named(own, false), named(key, true)].into();
         let peer = self.world.peer(from, to);
         let body = Body {
@@ -492,7 +489,8 @@ impl Fleet {
             site.regions[place.region].epoch != place.epoch
                 || site.closing.contains_key(&place.region)
         };
-        let (here, there) = (withdrawn(flight.from, flight.local), withdrawn(flight.to, flight.remote));
+        let (here, there) =
+            (withdrawn(flight.from, flight.local), withdrawn(flight.to, flight.remote));
         match status {
             Status::Cancelled => flight.cancelled || here || there,
             Status::RemoteAccess => pair.access[side] || there,

@@ -38,7 +38,9 @@ struct Ring<'m> {
     acked: Stage,
     /// When the sender was last told anything (or had nothing to be told).
     heard_at: AtomicU64,
-    /// What the sender has looked at.
+    /// Of those acknowledged: what the sender's last look at all streams found, and what it was
+    /// told since.
+    seen: AtomicU64,
     told: AtomicU64,
 }
 
@@ -94,6 +96,7 @@ impl<'m> Ring<'m> {
             arrived: Stage::new(),
             acked: Stage::new(),
             heard_at: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
             told: AtomicU64::new(0),
         }
     }
@@ -104,6 +107,7 @@ impl<'m> Ring<'m> {
         self.arrived.reset();
         self.acked.reset();
         self.heard_at.store(now, Ordering::Relaxed);
+        self.seen.store(0, Ordering::Relaxed);
         self.told.store(0, Ordering::Relaxed);
     }
 
@@ -219,7 +223,9 @@ impl<'m> Pipe<'m> {
             return into.written.load(Ordering::Acquire) != read || self.other_closed(side);
         }
         self.advance(fabric);
-        let news = out.acked.there() != out.told.load(Ordering::Relaxed);
+        let seen = out.acked.there();
+        out.seen.store(seen, Ordering::Relaxed);
+        let news = seen != out.told.load(Ordering::Relaxed);
         into.arrived.there() != read || news || self.is_failed(side)
     }
 }
@@ -328,11 +334,11 @@ impl Link for SimLink<'_> {
         if !self.pipe.is_mail() {
             return None;
         }
-        self.pipe.advance(self.fabric);
+        // What a completion told that was taken at the last look, and no more.
         let ring = &self.pipe.rings[self.side];
-        let there = ring.acked.there();
-        ring.told.store(there, Ordering::Relaxed);
-        Some(there)
+        let seen = ring.seen.load(Ordering::Relaxed);
+        ring.told.store(seen, Ordering::Relaxed);
+        Some(seen)
     }
 
     fn receive(&mut self, into: &mut [u8]) -> Result<usize, Closed> {
