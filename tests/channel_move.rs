@@ -1,5 +1,5 @@
-//! The message protocol over links that break: every message arrives once and in order, whatever
-//! was lost with a link. Links are byte pipes here that tell how much of what they took has arrived.
+//! The message protocol over links that break: each message arrives once and in order, whatever
+//! was lost with a link. Links are byte pipes here; they tell how much of what they took arrived.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks, reason = "tests")]
 #![cfg(not(loom))]
@@ -90,6 +90,7 @@ fn pool() -> Pool<'static> {
     let words = vec![0u128; (2 << 20) / 16];
     let at = words.leak().as_mut_ptr().cast::<u8>();
     let at = core::ptr::NonNull::new(at.wrapping_add(at.align_offset(BLOCK_ALIGN))).unwrap();
+    // SAFETY: I1: leaked, so it outlives everything; longer than what is carved.
     Pool::new(&mut unsafe { Arena::over(at, (2 << 20) - BLOCK_ALIGN) }, 4_000).unwrap()
 }
 

@@ -158,3 +158,68 @@ fn an_eviction_stops_a_transfer_and_bystanders_go_on() {
         assert!(case.local.bytes().iter().all(|&b| b == 0xAA), "written after the release");
     }
 }
+
+/// What is said to have arrived has, of every transfer that ended in the middle.
+#[test]
+fn what_arrived_of_a_failed_transfer_is_told_pair_by_pair() {
+    let seed = seed(25);
+    let _tell = Tell(seed);
+    let mut rng = Rng::new(seed);
+    let (mut some, mut none) = (0, 0);
+    for round in 0..60 {
+        let direction = BOTH[round % 2];
+        let port = PortConfig { late: true, ..PORT };
+        let case =
+            Case::new(with_port(striped(lanes(2), true), port), direction, &mut rng, 300, 300);
+        let (e, raw) = (&case.world.engines[0], case.transfer.raw());
+        let nth = 1 + rng.below(120) as u32;
+        let lane = rng.below(2) as u32;
+        case.port(lane, |p| p.fail_nth(1, nth, WrStatus::RemoteAccess));
+        case.post(None);
+        if round % 3 == 0 {
+            let steps = rng.below(60);
+            (0..steps).for_each(|_| case.world.step());
+            e.cancel(raw).unwrap();
+        }
+        let end = case.finish();
+        let mut missing = vec![false; 300];
+        e.missing(raw, |first, last| {
+            missing[first as usize..=last as usize].fill(true);
+        })
+        .unwrap();
+        let info = e.info(raw).unwrap();
+        let gone = missing.iter().filter(|m| **m).count();
+        assert_eq!(info.descriptors_done as usize, 300 - gone, "round {round}");
+        if end == Status::Ok {
+            assert_eq!(gone, 0);
+            continue;
+        }
+        assert!(gone > 0 && info.touched);
+        some += 300 - gone;
+        none += gone;
+        if end == Status::RemoteAccess {
+            assert_eq!(info.cause.map(|c| c.0), Some(lane));
+            assert!(missing[info.failed_pair as usize], "the pair that failed has not arrived");
+        }
+        // Byte by byte, of those that are said to be there.
+        let want = reference(direction, &case.before.0, &case.before.1, &case.pairs);
+        let seen = match direction {
+            Direction::Read => case.local.bytes(),
+            Direction::Write => case.remote.bytes(),
+        };
+        for (i, &(l, r, n)) in case.pairs.iter().enumerate().filter(|(i, _)| !missing[*i]) {
+            let at = if direction == Direction::Read { l } else { r };
+            assert!(seen[at..at + n] == want[at..at + n], "pair {i} is said to have arrived");
+        }
+        // Posted again, all is asked for anew.
+        (0..50).for_each(|_| case.world.step());
+        for lane in 0..2 {
+            case.world.connect_rail(0, 1, lane);
+        }
+        case.post(None);
+        assert_eq!(case.finish(), Status::Ok);
+        case.verify();
+        e.missing(raw, |_, _| panic!("something is missing of a transfer that is done")).unwrap();
+    }
+    assert!(some > 1_000 && none > 1_000, "one sided: {some} arrived, {none} did not");
+}

@@ -86,7 +86,7 @@ impl Net for Silent {
     }
 }
 
-const OP: Op = Op { local: 0, remote: 0, len: 8, local_region: 0, remote_region: 0, pair: 0 };
+const OP: Op = Op { local: 0, remote: 0, len: 8, local_region: 0, remote_region: 0, tag: 0 };
 const GENERATION: u32 = 1;
 /// Of the engine itself, whose rail carries the ops.
 const PEER: u32 = 0;

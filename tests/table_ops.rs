@@ -100,8 +100,8 @@ fn seeded_inputs_equal_the_reference_and_reach_every_outcome() {
                     _ => case.local.indices.len(),
                 };
                 let most = u64::from(case.wanted.op_bytes.get());
-                let joins = ops.windows(2).any(|w| w[1].pair > w[0].pair + 1);
-                let cuts = ops.windows(2).any(|w| w[1].pair == w[0].pair);
+                let joins = ops.windows(2).any(|w| w[1].first_pair() > w[0].first_pair() + 1);
+                let cuts = ops.windows(2).any(|w| w[1].first_pair() == w[0].first_pair());
                 assert!(s.bytes <= s.ops * most);
                 format!(
                     "built, joins {joins}, cuts {cuts}, regions {}",
@@ -181,8 +181,8 @@ fn check_cut(ops: &[Op], run: &[(u64, u64)], op_bytes: u32) {
     for op in ops {
         assert_eq!((op.local, op.remote), (at, at));
         let pair = run.iter().position(|p| (p.0..p.0 + p.1).contains(&at)).unwrap();
-        let first = ops[0].pair as usize;
-        assert_eq!(op.pair as usize, first + pair);
+        let first = ops[0].first_pair() as usize;
+        assert_eq!(op.first_pair() as usize, first + pair);
         at += u64::from(op.len);
     }
     let last = run[run.len() - 1];
@@ -223,7 +223,7 @@ fn merges_only_what_goes_on_at_both_sides() {
     // Goes on; goes on at the local side only; goes on; goes on at the remote side only.
     let remote = [(200, 8), (208, 8), (300, 8), (308, 8), (316, 8)];
     let ops = ops_of(&lists(0, 1000, &local, &remote, 4096));
-    let got: Vec<_> = ops.iter().map(|op| (op.local, op.remote, op.len, op.pair)).collect();
+    let got: Vec<_> = ops.iter().map(|op| (op.local, op.remote, op.len, op.first_pair())).collect();
     assert_eq!(got, [(100, 200, 16, 0), (116, 300, 16, 2), (50, 316, 8, 4)]);
 }
 

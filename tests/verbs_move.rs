@@ -47,7 +47,7 @@ fn ops(pair: &Pair, rng: &mut Rng, pieces: u64, straight: bool) -> Vec<Op> {
         len: (size - rng.below(8) / 7 * rng.below(size)) as u32,
         local_region: 0,
         remote_region: 0,
-        pair: i as u32,
+        tag: i as u32,
     };
     (0..).zip(places).map(one).collect()
 }

@@ -492,7 +492,7 @@ fn any_ops() -> impl Strategy<Value = Vec<Op>> {
             local += u64::from(here == 0) * 0x100;
             remote += u64::from(there == 0) * 0x100;
             let (local_region, remote_region) = (u32::from(r1 == 0), u32::from(r2 == 0));
-            let op = Op { local, remote, len, local_region, remote_region, pair: 0 };
+            let op = Op { local, remote, len, local_region, remote_region, tag: 0 };
             local += u64::from(len);
             remote += u64::from(len);
             op

@@ -42,6 +42,11 @@ impl Cursor {
         self.0.fetch_or(CLOSED, Ordering::AcqRel);
     }
 
+    /// First op that nobody claimed in the last post, open or closed.
+    pub fn claimed(&self) -> u32 {
+        self.0.load(Ordering::Acquire) as u32
+    }
+
     /// A look at it; `None` when closed. Acquire: the ops of this post are visible.
     pub fn look(&self) -> Option<Seen> {
         let word = self.0.load(Ordering::Acquire);

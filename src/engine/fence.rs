@@ -39,8 +39,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// Control side only: closes a rail, if it still is open, takes in what its message link has,
     /// and moves the messages to the next link. From now on the peer is told that the rail is down.
-    /// Call after the message link's queue pair was stopped, so that it takes no more. The link, for
-    /// the caller to close.
+    /// Call after the message link's queue pair was stopped, so that it takes no more. The link,
+    /// for the caller to close.
     pub fn drop_rail(&self, lane: u32, peer: u32) -> Option<N::Link> {
         self.close_for(lane, peer);
         let p = &self.peers[peer as usize];

@@ -263,6 +263,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 WrStatus::Success => self.retire(lane, inner, c.peer, c.wr.wrapping_add(1)),
                 WrStatus::RailError => {
                     lane.stats.errors.fetch_add(1, Ordering::Relaxed);
+                    self.blame(lane, inner, c.peer, c.vendor);
                     self.rail_failed(lane, inner, c.peer);
                 }
                 WrStatus::RemoteAccess => self.culprit(lane, inner, c, Status::RemoteAccess),
@@ -318,9 +319,10 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let body = unsafe { slot.body() };
         if op.first < body.n_ops {
             // SAFETY: I3: inside the ops of a held transfer.
-            let pair = unsafe { (*body.ops.add(op.first as usize)).pair };
+            let pair = unsafe { (*body.ops.add(op.first as usize)).first_pair() };
             slot.counters.failed_pair.fetch_min(u64::from(pair), Ordering::Relaxed);
         }
+        slot.counters.blame(lane.index, c.vendor);
         slot.end(status);
         if inner.port.access_error_breaks_rail() {
             self.rail_failed(lane, inner, c.peer);
@@ -329,7 +331,16 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // The rail lives: the rest of the failed claim was flushed with it.
         if let Some(claim) = inner.rails[c.peer as usize].ledger.drop_front(c.wr) {
             self.abandoned(lane, inner, &claim);
+            self.give_return(slot, claim.first, claim.count);
             self.leave(claim.slot);
+        }
+    }
+
+    /// Every transfer with something in flight on a rail that breaks keeps why, unless it had
+    /// another reason before.
+    fn blame(&self, lane: &Lane<'m, P>, inner: &Inner<'m, P>, peer: u32, vendor: u32) {
+        for slot in inner.rails[peer as usize].ledger.slots() {
+            self.slots[slot as usize].counters.blame(lane.index, vendor);
         }
     }
 
@@ -409,6 +420,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.with_lane(index, |inner| {
             if inner.rails[peer as usize].generation != 0 {
                 lane.stats.errors.fetch_add(1, Ordering::Relaxed);
+                self.blame(lane, inner, peer, 0);
                 self.rail_failed(lane, inner, peer);
             }
         });
@@ -444,6 +456,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
                 self.abandoned(lane, inner, &claim);
                 self.slots[claim.slot as usize].end(status);
+                self.give_return(&self.slots[claim.slot as usize], claim.first, claim.count);
                 self.leave(claim.slot);
             }
             for slot in core::mem::take(&mut inner.rails[peer as usize].debts) {
@@ -469,6 +482,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         // See `Limits::returns` for when they can run out.
         let Some(i) = self.return_free.pop(self.return_links) else {
+            slot.counters.unsure.store(true, Ordering::Relaxed);
             slot.end(Status::NoRail);
             return;
         };
@@ -477,16 +491,21 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         slot.returns.push(self.return_links, i);
     }
 
-    /// Nothing of a failed transfer is in flight: its message and unclaimed returns go back, then
-    /// the error is told.
+    /// Nothing of a failed transfer is in flight: what did not arrive is marked, its message goes
+    /// back, then the error is told.
     fn ended(&self, slot: &Slot, state: State) {
-        while self.take_return(slot).is_some() {}
+        // SAFETY: I3: the last one out owns the slot alone until it publishes the end.
+        let body = unsafe { slot.body() };
+        while let Some((first, count)) = self.take_return(slot) {
+            // SAFETY: I3: as above, and with it the ops, which claims are runs of.
+            unsafe { body.mark(first, count, true) };
+        }
         self.drop_message(slot);
         slot.state.change(state, state.to(Phase::Ended, state.status));
     }
 
-    /// Ends every transfer that `which` picks and that is not over: active ones, and those that wait
-    /// for a fence only.
+    /// Ends every transfer that `which` picks and that is not over: active ones, and those that
+    /// only wait for a fence.
     pub(super) fn end_where(&self, status: Status, which: impl Fn(&Body) -> bool) {
         for (i, slot) in self.slots.iter().enumerate() {
             let phase = slot.state.load().phase;

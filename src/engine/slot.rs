@@ -15,7 +15,7 @@ use crate::engine::cursor::{Cursor, Seen};
 use crate::engine::stack::{IndexStack, NONE};
 use crate::engine::state::{Phase, State, StateWord};
 use crate::status::Status;
-use crate::sync::{AtomicU32, AtomicU64, Guarded, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Guarded, Ordering};
 use crate::table::{Direction, Op};
 
 /// A region that a prepared transfer names, with the generation that it had.
@@ -67,6 +67,17 @@ impl Body {
         descriptors: 0,
     };
 
+    /// Says of a run of ops whether they are missing.
+    ///
+    /// # Safety
+    /// The caller owns the slot alone: nobody else looks at the ops (I3).
+    pub(super) unsafe fn mark(&self, first: u32, count: u32, missing: bool) {
+        for i in first..first.saturating_add(count).min(self.n_ops) {
+            // SAFETY: I3: inside the ops, which the pool has in plain writable memory.
+            unsafe { (*self.ops.cast_mut().add(i as usize)).set_missing(missing) };
+        }
+    }
+
     /// Whether it names a region. Of a transfer that the caller holds.
     pub(super) fn uses(&self, region: RegionRef) -> bool {
         // SAFETY: I3: of a held transfer, whose lists the pool keeps.
@@ -95,6 +106,24 @@ pub struct Counters {
     pub failed_pair: AtomicU64,
     /// Nanoseconds inside the last post call.
     pub post_ns: AtomicU64,
+    /// Why it first met trouble: `1 << 63 | lane << 32 | provider's code`; 0: it did not.
+    cause: AtomicU64,
+    /// What did not arrive is not known in full.
+    pub(super) unsure: AtomicBool,
+}
+
+impl Counters {
+    /// Keeps why a rail failed under the transfer; the first reason stays.
+    pub(super) fn blame(&self, lane: u32, code: u32) {
+        let word = 1 << 63 | u64::from(lane) << 32 | u64::from(code);
+        let _ = self.cause.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The lane that first failed under the transfer, and the provider's code.
+    pub(super) fn cause(&self) -> Option<(u32, u32)> {
+        let word = self.cause.load(Ordering::Relaxed);
+        (word != 0).then_some(((word >> 32) as u32 & 0xff, word as u32))
+    }
 }
 
 /// One transfer.
@@ -137,6 +166,8 @@ impl Slot {
                 bytes_done: AtomicU64::new(0),
                 failed_pair: AtomicU64::new(u64::MAX),
                 post_ns: AtomicU64::new(0),
+                cause: AtomicU64::new(0),
+                unsure: AtomicBool::new(false),
             },
             body: Guarded::new(Body::EMPTY),
         }
@@ -207,6 +238,8 @@ impl Slot {
         self.left.store(ops, Ordering::Relaxed);
         self.counters.bytes_done.store(0, Ordering::Relaxed);
         self.counters.failed_pair.store(u64::MAX, Ordering::Relaxed);
+        self.counters.cause.store(0, Ordering::Relaxed);
+        self.counters.unsure.store(false, Ordering::Relaxed);
     }
 
     /// `n` ops arrived (`n` may be 0 for a post of nothing). The one who brings the last moves the

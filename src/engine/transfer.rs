@@ -29,6 +29,14 @@ pub struct Info {
     pub failed_pair: u64,
     /// Nanoseconds inside the last post call.
     pub post_ns: u64,
+    /// Pairs that arrived whole, of the last post. While it is in progress an estimate from the
+    /// work requests.
+    pub descriptors_done: u64,
+    /// The first rail that failed under the last post: its lane and the provider's code, which is
+    /// 0 when the rail was given up for its silence. A transfer may be done in spite of it.
+    pub cause: Option<(u32, u32)>,
+    /// Something of the last post was given to a NIC, so its destination may have been written.
+    pub touched: bool,
 }
 
 impl<'m, P: Port, N: Net> Core<'m, P, N> {
@@ -99,6 +107,10 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             Some(Err(status)) => return refuse(status),
         };
         slot.enter();
+        if state.phase == Phase::Ended {
+            // SAFETY: I3: we made it `Posting` and its cursor is closed, so nobody looks at them.
+            unsafe { body.mark(0, body.n_ops, false) };
+        }
         slot.arm(body.n_ops);
         slot.message.store(note, Ordering::Release);
         slot.cursor.open();
@@ -220,19 +232,79 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // SAFETY: I3: the handle's owner does not release it during its own call.
         let body = unsafe { slot.body() };
         let c = &slot.counters;
+        let work_requests_done = match state.phase {
+            Phase::Idle => 0,
+            _ => u64::from(body.n_ops.saturating_sub(slot.left())),
+        };
+        let (pairs, all) = (body.descriptors, u64::from(body.n_ops));
+        let descriptors_done = match state.phase {
+            Phase::Done => pairs,
+            Phase::Ended => {
+                let mut missing = 0;
+                self.missing(raw, |first, last| missing += last - first + 1)?;
+                pairs - missing
+            }
+            _ => pairs.saturating_mul(work_requests_done).checked_div(all).unwrap_or(0),
+        };
         Ok(Info {
+            descriptors_done,
+            cause: c.cause(),
+            touched: state.phase != Phase::Idle && slot.cursor.claimed() > 0,
             status: state.answer(),
             descriptors: body.descriptors,
             work_requests: u64::from(body.n_ops),
             bytes: body.bytes,
             bytes_done: c.bytes_done.load(Ordering::Relaxed),
-            work_requests_done: match state.phase {
-                Phase::Idle => 0,
-                _ => u64::from(body.n_ops.saturating_sub(slot.left())),
-            },
+            work_requests_done,
             failed_pair: c.failed_pair.load(Ordering::Relaxed),
             post_ns: c.post_ns.load(Ordering::Relaxed),
         })
+    }
+
+    /// Calls `f` with the first and the last of each run of pairs that did not arrive whole in the
+    /// last post of a transfer at rest, in order and apart. `Busy`: it is in progress.
+    pub fn missing(&self, raw: u64, mut f: impl FnMut(u64, u64)) -> Result<(), Status> {
+        let (index, state) = self.transfer(raw)?;
+        let slot = &self.slots[index as usize];
+        // SAFETY: I3: the handle's owner does not release it during its own call.
+        let body = unsafe { slot.body() };
+        let all = (body.descriptors > 0).then(|| (0, body.descriptors - 1));
+        match state.phase {
+            Phase::Done => return Ok(()),
+            Phase::Idle => return Ok(all.into_iter().for_each(|(a, b)| f(a, b))),
+            Phase::Ended => {}
+            _ => return Err(Status::Busy),
+        }
+        if slot.counters.unsure.load(Ordering::Relaxed) {
+            return Ok(all.into_iter().for_each(|(a, b)| f(a, b)));
+        }
+        // SAFETY: I3: at rest nobody changes them, and the owner does not post it during this call.
+        let ops = unsafe { core::slice::from_raw_parts(body.ops, body.n_ops as usize) };
+        let claimed = slot.cursor.claimed() as usize;
+        let mut run: Option<(u64, u64)> = None;
+        for (i, op) in ops.iter().enumerate().filter(|(i, op)| *i >= claimed || op.is_missing()) {
+            let first = u64::from(op.first_pair());
+            let last = ops.get(i + 1).map_or(body.descriptors.saturating_sub(1), |next| {
+                let next_pair = u64::from(next.first_pair());
+                if next.is_inside() {
+                    next_pair
+                } else {
+                    next_pair.saturating_sub(1)
+                }
+            });
+            match &mut run {
+                Some((_, end)) if first <= *end + 1 => *end = last.max(*end),
+                _ => {
+                    if let Some((a, b)) = run.replace((first, last)) {
+                        f(a, b);
+                    }
+                }
+            }
+        }
+        if let Some((a, b)) = run {
+            f(a, b);
+        }
+        Ok(())
     }
 
     /// Keeps what the host measured around `post`.

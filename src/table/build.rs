@@ -7,8 +7,8 @@
 use core::num::NonZeroU32;
 
 use super::error::{Full, PrepareError, Reason, Side};
+use super::op::{Op, MAX_PAIRS};
 use super::source::{Indexed, Piece, Source, StridedIndexed, Table};
-use super::Op;
 use crate::status::Status;
 
 /// What prepare needs of a region.
@@ -177,7 +177,7 @@ fn check_lists(local: usize, remote: usize) -> Result<usize, PrepareError> {
     if local != remote {
         return whole(Reason::ListLengths { local: local as u64, remote: remote as u64 });
     }
-    if u32::try_from(local).is_err() {
+    if local > MAX_PAIRS as usize {
         return whole(Reason::TooManyPairs { pairs: local as u64 });
     }
     Ok(local)
@@ -300,14 +300,14 @@ impl Run {
 
     /// The op of `len` bytes at `offset`.
     #[inline]
-    fn op(&self, offset: u64, len: u32, pair: u32, (l, r): &(Known, Known)) -> Op {
+    fn op(&self, offset: u64, len: u32, tag: u32, (l, r): &(Known, Known)) -> Op {
         Op {
             local: self.local + offset,
             remote: self.remote + offset,
             len,
             local_region: l.view.slot,
             remote_region: r.view.slot,
-            pair,
+            tag,
         }
     }
 }
@@ -400,7 +400,7 @@ fn cut<L: Source, S: OpSink>(
     let grain = grain(limit);
     // Which pair an op starts in: lengths are equal, so one side is enough.
     let mut length = |pair: u32| list.get(pair as usize).map_or(len, |p| p.len);
-    let mut pair_end = length(pair);
+    let (mut pair_start, mut pair_end) = (0, length(pair));
     let (mut done, mut pushed) = (0, 0);
     while done < len {
         let seam = here.0.before_seam(local + done).min(here.1.before_seam(remote + done));
@@ -412,10 +412,12 @@ fn cut<L: Source, S: OpSink>(
         for k in 0..count {
             while pair_end <= done {
                 pair += 1;
+                pair_start = pair_end;
                 pair_end = pair_end.saturating_add(length(pair));
             }
             let size = ((each + u64::from(k < one_more)) * grain).min(end - done);
-            sink.push(run.op(done, size as u32, pair, here)).map_err(|why| {
+            let tag = Op::tagged(pair, done > pair_start);
+            sink.push(run.op(done, size as u32, tag, here)).map_err(|why| {
                 PrepareError::new(u64::from(pair), None, Reason::Full { ops: ops + pushed, why })
             })?;
             done += size;
@@ -481,10 +483,10 @@ mod tests {
 
     #[test]
     fn more_pairs_than_an_op_can_name_are_refused() {
-        let most = u32::MAX as usize;
+        let most = MAX_PAIRS as usize;
         assert_eq!(check_lists(most, most), Ok(most));
         let e = check_lists(most + 1, most + 1).unwrap_err();
         assert_eq!((e.status, e.pair), (Status::Capacity, PrepareError::NO_PAIR));
-        assert_eq!(e.reason, Reason::TooManyPairs { pairs: 1 << 32 });
+        assert_eq!(e.reason, Reason::TooManyPairs { pairs: 1 << 30 });
     }
 }

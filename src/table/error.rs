@@ -3,6 +3,7 @@
 
 use core::fmt;
 
+use super::op::MAX_PAIRS;
 use super::source::OutOfRange;
 use crate::status::Status;
 
@@ -155,7 +156,7 @@ impl fmt::Display for Reason {
                 "{local} local but {remote} remote descriptors: give lists of equal length"
             ),
             Reason::TooManyPairs { pairs } => {
-                write!(f, "{pairs} pairs, at most {} fit one transfer: split the lists", u32::MAX)
+                write!(f, "{pairs} pairs, at most {MAX_PAIRS} fit one transfer: split the lists")
             }
             Reason::Index(OutOfRange { index, table_len: 0 }) => {
                 write!(f, "index {index} into a table without descriptors: use another table")
@@ -243,7 +244,7 @@ mod tests {
         let cases = [
             (Reason::ListLengths { local: 0, remote: 1 }, Status::Mismatch),
             (Reason::PairLengths { local: 0, remote: 1 }, Status::Mismatch),
-            (Reason::TooManyPairs { pairs: 1 << 32 }, Status::Capacity),
+            (Reason::TooManyPairs { pairs: 1 << 30 }, Status::Capacity),
             (Reason::Index(OutOfRange { index: 0, table_len: 0 }), Status::Range),
             (Reason::ZeroLength, Status::Invalid),
             (Reason::WrongPeer { region: 0, owner: 1, wanted: 2 }, Status::Invalid),

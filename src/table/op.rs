@@ -26,8 +26,44 @@ pub struct Op {
     pub local_region: u32,
     /// Slot of the remote region.
     pub remote_region: u32,
+    /// [`Op::first_pair`] and flags.
+    pub tag: u32,
+}
+
+/// Most descriptor pairs of one transfer.
+pub const MAX_PAIRS: u32 = (1 << 30) - 1;
+/// The op begins in the middle of its first pair.
+const INSIDE: u32 = 1 << 31;
+/// It did not arrive; the transfer ended without.
+const MISSING: u32 = 1 << 30;
+
+impl Op {
+    /// The tag of an op whose first byte is of pair `pair`; `inside`: not the pair's first byte.
+    #[inline]
+    pub const fn tagged(pair: u32, inside: bool) -> u32 {
+        pair | if inside { INSIDE } else { 0 }
+    }
+
     /// Index of the first descriptor pair in it, for errors.
-    pub pair: u32,
+    #[inline]
+    pub const fn first_pair(&self) -> u32 {
+        self.tag & MAX_PAIRS
+    }
+
+    /// True when the pair before it goes on into it.
+    pub const fn is_inside(&self) -> bool {
+        self.tag & INSIDE != 0
+    }
+
+    /// True when it did not arrive before its transfer ended.
+    pub const fn is_missing(&self) -> bool {
+        self.tag & MISSING != 0
+    }
+
+    /// Says whether it is missing.
+    pub const fn set_missing(&mut self, missing: bool) {
+        self.tag = if missing { self.tag | MISSING } else { self.tag & !MISSING };
+    }
 }
 
 const _: () = assert!(core::mem::size_of::<Op>() == 32);

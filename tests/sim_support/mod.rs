@@ -384,7 +384,7 @@ pub fn prepare(
     (remote, key): (&Memory, Handle),
     pairs: &[Pair],
 ) -> Result<Transfer, Status> {
-    let ops: Box<[Op]> = pairs
+    let mut ops: Box<[Op]> = pairs
         .iter()
         .enumerate()
         .map(|(i, &(l, r, len))| Op {
@@ -393,7 +393,7 @@ pub fn prepare(
             len: len as u32,
             local_region: local.handle.index(),
             remote_region: key.index(),
-            pair: i as u32,
+            tag: i as u32,
         })
         .collect();
     let region =
@@ -401,7 +401,7 @@ pub fn prepare(
     let regions: Box<[RegionRef]> = [region(local.handle, false), region(key, true)].into();
     let peer = world.peer(at, remote.owner);
     let body = Body {
-        ops: ops.as_ptr(),
+        ops: ops.as_mut_ptr(),
         n_ops: ops.len() as u32,
         regions: regions.as_ptr(),
         n_regions: 2,

@@ -294,7 +294,9 @@ pub(crate) fn check(case: &Case) -> Outcome {
         }
         // A pair is checked for the op's first byte only; the others take it from the reference.
         let at = moved.len();
-        assert_eq!(Some(op.pair), bytes.get(at).map(|b| b.4), "op names another pair");
+        assert_eq!(Some(op.first_pair()), bytes.get(at).map(|b| b.4), "op names another pair");
+        let before = at.checked_sub(1).and_then(|before| bytes.get(before)).map(|b| b.4);
+        assert_eq!(op.is_inside(), before == Some(op.first_pair()), "cut inside of a pair or not");
         for k in 0..u64::from(op.len) {
             let pair = bytes.get(at + k as usize).map_or(u32::MAX, |b| b.4);
             moved.push((op.local_region, op.local + k, op.remote_region, op.remote + k, pair));

@@ -163,7 +163,7 @@ pub(crate) fn success(peer: u32, wr: u32) -> Completion {
 
 /// An op between two places, of region 1 here and region 5 there.
 pub(crate) fn op(local: u64, remote: u64, len: u32) -> Op {
-    Op { local, remote, len, local_region: 1, remote_region: 5, pair: 0 }
+    Op { local, remote, len, local_region: 1, remote_region: 5, tag: 0 }
 }
 
 /// `n` ops that touch nowhere.

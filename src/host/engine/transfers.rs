@@ -196,8 +196,8 @@ impl Engine {
         });
         if stuck {
             let text = format!(
-                "transfer {transfer:#x}: a NIC did not let go of a queue pair that carried it, so it \
-                 may still use this memory, which must not be reused before this process ends"
+                "transfer {transfer:#x}: a NIC did not let go of a queue pair that carried it, so \
+                 it may still use this memory, which must not be reused before this process ends"
             );
             return Err(Error::new(Status::Busy, text));
         }

@@ -101,7 +101,7 @@ impl Wr {
     const EMPTY: Wr = Wr {
         number: 0,
         direction: Direction::Read,
-        op: Op { local: 0, remote: 0, len: 0, local_region: 0, remote_region: 0, pair: 0 },
+        op: Op { local: 0, remote: 0, len: 0, local_region: 0, remote_region: 0, tag: 0 },
         key: RemoteKey { slot: 0, generation: 0, base: 0, len: 0 },
         due: 0,
         signalled: false,
