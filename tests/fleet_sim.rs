@@ -41,6 +41,23 @@ fn a_million_descriptors() {
     fleets(seed(1), most);
 }
 
+/// The naive engine: a WRITE that a dead rail may still bring is sent again, and done when that has
+/// arrived. The fleet must see what lands afterwards.
+#[test]
+fn without_a_fence_late_packets_are_seen() {
+    let seen = |naive| {
+        (0..12).find_map(|i| {
+            let mut plan = Plan::new(40 + i);
+            plan.read("prefill=2,decode=2,lanes=3,transfers=200,faults=cut+late").unwrap();
+            plan.naive = naive;
+            run(&plan).err()
+        })
+    };
+    assert_eq!(seen(0), None);
+    let wrong = seen(1).expect("twelve runs without a fence, and no late packet was seen");
+    assert!(wrong.contains("is wrong") || wrong.contains("touched"), "{wrong}");
+}
+
 fn number(name: &str, own: u64) -> u64 {
     std::env::var(name).ok().and_then(|s| s.parse().ok()).unwrap_or(own)
 }

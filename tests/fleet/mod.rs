@@ -123,7 +123,7 @@ fn setup(plan: &Plan, rng: &mut Rng) -> Setup {
     let has = |name| plan.has(name);
     let port = PortConfig {
         window: [u64::MAX, 20_000][rng.below(2) as usize],
-        late: true,
+        late: plan.naive == 0,
         depth: 2 + rng.below(100) as u32,
         credits: 2 + rng.below(100) as u32,
         batch_ops: 1 + rng.below(64) as u32,
@@ -270,7 +270,9 @@ impl Fleet {
             let sites = self.sites.iter().all(|s| s.closing.is_empty() && s.retiring.is_empty());
             let notes = self.notes.values().all(|n| n.fate != Fate::Comes || n.got);
             let rest = self.flights.is_empty() && self.watches.is_empty();
-            still = if pairs && sites && notes && rest { still + 1 } else { 0 };
+            let run = (0..self.sites.len()).all(|e| self.runs(e));
+            let all = pairs && sites && notes && rest && run;
+            still = if all { still + 1 } else { 0 };
             if self.now() > until {
                 return Err(format!(
                     "no end: {} transfers, {} watched, pairs up {pairs}, regions {sites}, \

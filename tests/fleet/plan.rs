@@ -43,6 +43,8 @@ pub struct Plan {
     pub len: u32,
     /// Kinds of faults.
     pub faults: u32,
+    /// 1: the port denies that anything lands late, so the engine asks for no fence.
+    pub naive: u32,
 }
 
 impl Plan {
@@ -67,6 +69,7 @@ impl Plan {
                 1 => rng.bits() as u32,
                 _ => rng.bits() as u32 & rng.bits() as u32,
             } & 0x1fff,
+            naive: 0,
         }
     }
 
@@ -74,7 +77,7 @@ impl Plan {
         self.faults & fault(name) != 0
     }
 
-    fn fields(&mut self) -> [(&'static str, &mut u32); 8] {
+    fn fields(&mut self) -> [(&'static str, &mut u32); 9] {
         [
             ("prefill", &mut self.prefill),
             ("decode", &mut self.decode),
@@ -84,6 +87,7 @@ impl Plan {
             ("ops", &mut self.ops),
             ("len", &mut self.len),
             ("faults", &mut self.faults),
+            ("naive", &mut self.naive),
         ]
     }
 
@@ -102,7 +106,7 @@ impl Plan {
             *field
                 .ok_or(format!(
                     "{name}: known are prefill, decode, lanes, stripe, transfers, \
-                                  ops, len, faults"
+                                  ops, len, faults, naive"
                 ))?
                 .1 = number;
         }

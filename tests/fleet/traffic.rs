@@ -45,6 +45,8 @@ pub struct Flight {
     releasing: Option<u64>,
     stalled: bool,
     posts: u32,
+    /// The next post is a second try of the same bytes.
+    repeat: bool,
 }
 
 /// What is known of a transfer's message.
@@ -178,7 +180,7 @@ impl Fleet {
         let (pieces, len) = self.pieces();
         let base = |e: usize, place: Place| self.sites[e].regions[place.region].at(place.chunk);
         let (here, there) = (base(from, local), base(to, remote));
-        let ops: Box<[Op]> = pieces
+        let mut ops: Box<[Op]> = pieces
             .iter()
             .zip(0..)
             .map(|(&(source, dest, len), pair)| {
@@ -190,7 +192,7 @@ impl Fleet {
                     len,
                     local_region: own.index(),
                     remote_region: key.index(),
-                    pair,
+                    tag: Op::tagged(pair, false),
                 }
             })
             .collect();
@@ -199,7 +201,7 @@ impl Fleet {
         let regions: Box<[RegionRef]> = [named(own, false), named(key, true)].into();
         let peer = self.world.peer(from, to);
         let body = Body {
-            ops: ops.as_ptr(),
+            ops: ops.as_mut_ptr(),
             n_ops: ops.len() as u32,
             regions: regions.as_ptr(),
             n_regions: 2,
@@ -233,12 +235,15 @@ impl Fleet {
             releasing: None,
             stalled: false,
             posts: 0,
+            repeat: false,
         })
     }
 
     /// Posts a transfer. `Err` brings it back: it was refused.
     fn post(&mut self, mut flight: Flight) -> Result<(), Flight> {
-        self.refill(&mut flight);
+        if !core::mem::take(&mut flight.repeat) {
+            self.refill(&mut flight);
+        }
         flight.note = (self.rng.below(4) > 0).then(|| {
             self.next_note += 1;
             self.next_note
@@ -503,7 +508,7 @@ impl Fleet {
     }
 
     fn failed(&mut self, at: usize, status: Status) -> Result<(), String> {
-        let flight = self.flights.swap_remove(at);
+        let mut flight = self.flights.swap_remove(at);
         if !self.may_fail(&flight, status) {
             self.flights.push(flight);
             let last = self.flights.len() - 1;
@@ -514,10 +519,38 @@ impl Fleet {
         let all_there = info.bytes_done == info.bytes;
         let fate = if all_there { Fate::Perhaps } else { Fate::Never };
         self.close_note(flight.note, fate)?;
+        self.compare_arrived(&flight, status)?;
+        self.counts.failed += 1;
+        if !self.calm && self.posted < self.plan.transfers && self.rng.below(4) == 0 {
+            // What a WRITE left behind may still land, so it tries the same bytes again.
+            let repeat = flight.direction == Direction::Write;
+            match self.post(Flight { repeat, ..flight }) {
+                Ok(()) => return Ok(()),
+                Err(refused) => flight = refused,
+            }
+        }
         let released = self.world.engines[flight.from].release(flight.handle.raw());
         released.map_err(|s| format!("release of a failed transfer says {s:?}"))?;
-        self.counts.failed += 1;
         self.abandon(flight, "touched after an error");
+        Ok(())
+    }
+
+    /// Of a transfer that failed: the pairs that are said to have arrived are in place.
+    fn compare_arrived(&self, flight: &Flight, status: Status) -> Result<(), String> {
+        let core = &self.world.engines[flight.from];
+        let mut arrived = vec![true; flight.pieces.len()];
+        let missing = core.missing(flight.handle.raw(), |first, last| {
+            arrived[first as usize..=last as usize].fill(false);
+        });
+        missing.map_err(|s| format!("missing says {s:?}"))?;
+        let Some(region) = self.region(flight.destination()) else { return Ok(()) };
+        let now = region.bytes(flight.destination().1.chunk, flight.len);
+        for (i, &(_, to, n)) in flight.pieces.iter().enumerate().filter(|(i, _)| arrived[*i]) {
+            let range = to as usize..(to + n) as usize;
+            if now[range.clone()] != flight.expected[range] {
+                return Err(format!("{status:?}: pair {i} is not there, though it is said to be"));
+            }
+        }
         Ok(())
     }
 
