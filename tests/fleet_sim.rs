@@ -45,17 +45,23 @@ fn a_million_descriptors() {
 /// arrived. The fleet must see what lands afterwards.
 #[test]
 fn without_a_fence_late_packets_are_seen() {
-    let seen = |naive| {
-        (0..12).find_map(|i| {
+    let runs = if cfg!(debug_assertions) { 12 } else { 40 };
+    let wrong = |naive| {
+        let fails = (0..runs).filter_map(|i| {
             let mut plan = Plan::new(40 + i);
-            plan.read("prefill=2,decode=2,lanes=3,transfers=200,faults=cut+late").unwrap();
+            plan.read("prefill=2,decode=2,lanes=3,transfers=200,faults=cut+late+pause").unwrap();
             plan.naive = naive;
             run(&plan).err()
-        })
+        });
+        fails.collect::<Vec<_>>()
     };
-    assert_eq!(seen(0), None);
-    let wrong = seen(1).expect("twelve runs without a fence, and no late packet was seen");
-    assert!(wrong.contains("is wrong") || wrong.contains("touched"), "{wrong}");
+    assert_eq!(wrong(0), [""; 0]);
+    let seen = wrong(1);
+    println!("{} of {runs} runs without a fence were seen to go wrong", seen.len());
+    assert!(seen.len() > runs as usize / 10, "{seen:?}");
+    let of_bytes =
+        |why: &String| ["but byte", "touched", "is wrong"].iter().any(|w| why.contains(w));
+    assert!(seen.iter().any(of_bytes), "{seen:?}");
 }
 
 fn number(name: &str, own: u64) -> u64 {

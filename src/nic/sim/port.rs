@@ -318,7 +318,9 @@ impl<'m> SimPort<'m> {
     /// A WRITE whose rail ends may be on its way still.
     fn leave_behind(&mut self, qp: &Qp, wr: &Wr) {
         if wr.direction == Direction::Write && self.rng.hits(self.lateness.per_million) {
-            let due = self.fabric.now() + self.rng.below(self.lateness.ticks + 1);
+            // Most are not very late.
+            let most = 1 + self.rng.below(self.lateness.ticks + 1);
+            let due = self.fabric.now() + self.rng.below(most);
             let target = (qp.remote, wr.key.slot, wr.key.generation);
             self.fabric.launch((qp.wire, due), self.engine, target, &wr.op);
         }
