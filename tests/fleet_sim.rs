@@ -64,6 +64,127 @@ fn without_a_fence_late_packets_are_seen() {
     assert!(seen.iter().any(of_bytes), "{seen:?}");
 }
 
+/// Two engines with four rails, without faults of their own.
+fn four_rails(seed: u64) -> Fleet {
+    let mut plan = Plan::new(seed);
+    plan.read("prefill=1,decode=1,lanes=4,stripe=0,ops=1200,len=100,faults=late").unwrap();
+    let mut fleet = Fleet::with(&plan, |setup| {
+        setup.port = PortConfig { rate: 40, window: 4_000, batch_bytes: 1_000, late: true, ..PORT };
+        setup.tuning.inline_bytes = 0;
+    });
+    fleet.calm = true;
+    while !fleet.pairs[0].is_up() {
+        fleet.step().unwrap();
+    }
+    fleet
+}
+
+/// Steps with transfers always there to carry; bytes that each lane of one side carried.
+fn carry(fleet: &mut Fleet, side: usize, ticks: u64) -> Vec<u64> {
+    let posted = |fleet: &Fleet| -> Vec<u64> {
+        let lanes = fleet.core(0, side).lanes();
+        let of = |s: &kvrail::engine::lane::LaneStats| {
+            s.bytes_read.load(RELAXED) + s.bytes_written.load(RELAXED)
+        };
+        lanes.iter().map(|l| of(&l.stats)).collect()
+    };
+    let before = posted(fleet);
+    for _ in 0..ticks {
+        while fleet.flights.len() < 6 {
+            let Some(flight) = fleet.prepare(0, side) else { break };
+            assert!(fleet.post(flight).is_ok());
+        }
+        fleet.step().unwrap();
+    }
+    posted(fleet).iter().zip(before).map(|(now, then)| now - then).collect()
+}
+
+#[test]
+fn a_rail_that_came_back_carries_its_full_share() {
+    let seed = seed(7);
+    let _tell = Tell(seed);
+    for side in 0..2 {
+        let mut fleet = four_rails(seed);
+        carry(&mut fleet, side, 1_000);
+        let before = carry(&mut fleet, side, 20_000);
+        let wire = fleet.pairs[0].rails[2].wires[side];
+        fleet.world.fabric.cut(wire);
+        carry(&mut fleet, side, 10);
+        let without = carry(&mut fleet, side, 15);
+        assert_eq!(without[2], 0, "the rail is down");
+        carry(&mut fleet, side, 1_000);
+        assert_eq!(fleet.counts.joins, 1);
+        let after = carry(&mut fleet, side, 20_000);
+        let sum = |v: &[u64]| v.iter().sum::<u64>() as f64;
+        let ratio = sum(&after) / sum(&before);
+        println!("side {side}: {before:?} before, {after:?} after: {ratio:.4}");
+        assert!((ratio - 1.0).abs() <= 0.01, "bandwidth after the return is {ratio} of before");
+        let share = after[2] as f64 / sum(&after);
+        assert!((share - 0.25).abs() <= 0.01, "the share of the rail is {share}");
+        assert!(sum(&before) > 0.97 * 4.0 * 40.0 * 20_000.0, "the rails were meant to be busy");
+    }
+}
+
+#[test]
+fn a_dead_rail_costs_at_most_what_it_had_in_flight() {
+    let seed = seed(8);
+    let _tell = Tell(seed);
+    let mut repeated = 0;
+    for (round, side) in (0..60).flat_map(|r| [(r, 0), (r, 1)]) {
+        let mut fleet = four_rails(seed + round);
+        let flight = (0..).find_map(|_| {
+            let flight = fleet.prepare(0, side)?;
+            if flight.bytes() < 8_000 {
+                fleet.scrap(flight);
+                return None;
+            }
+            Some(flight)
+        });
+        let flight = flight.unwrap();
+        let bytes = flight.bytes();
+        assert!(fleet.post(flight).is_ok());
+        (0..round).for_each(|_| fleet.step().unwrap());
+        let wire = fleet.pairs[0].rails[(round % 4) as usize].wires[side];
+        fleet.world.fabric.cut(wire);
+        while fleet.counts.done == 0 {
+            fleet.step().unwrap();
+        }
+        let lanes = fleet.core(0, side).lanes();
+        let again = lanes.iter().map(|l| l.stats.posted()).sum::<u64>() - bytes;
+        // A lane takes no more when its window is full; the batch before that may exceed it.
+        assert!(again <= 4_000 + 1_000, "{again} bytes of {bytes} were sent again");
+        repeated += u64::from(again > 0);
+    }
+    assert!(repeated > 40, "{repeated} only had anything in flight");
+}
+
+/// A day of the fleet's time, a tick being a millisecond: episodes with every fault, then everybody
+/// parts, then nothing for a while. What is in use is the same every time.
+#[test]
+fn nothing_grows_over_a_day() {
+    const DAY: u64 = 24 * 3_600_000;
+    let seed = seed(9);
+    let _tell = Tell(seed);
+    let every = if cfg!(debug_assertions) { 3_600_000 } else { 120_000 };
+    let mut plan = Plan::new(seed);
+    plan.read("prefill=2,decode=2,lanes=2,transfers=0,ops=60,len=60,faults=8191").unwrap();
+    let mut fleet = Fleet::new(&plan);
+    let mut episodes = 0;
+    while fleet.now() < DAY {
+        (fleet.calm, fleet.plan.transfers) = (false, fleet.posted + 40);
+        while fleet.posted < fleet.plan.transfers {
+            fleet.step().unwrap();
+        }
+        fleet.settle().and_then(|()| fleet.check_back()).and_then(|()| fleet.part_all()).unwrap();
+        fleet.notes.clear();
+        episodes += 1;
+        fleet.world.fabric.tick(every);
+    }
+    let counts = &fleet.counts;
+    println!("{episodes} episodes: {counts:?}");
+    assert!(counts.kills > 0 && counts.joins > 0 && counts.failed > 0 && counts.withdrawals > 0);
+}
+
 fn number(name: &str, own: u64) -> u64 {
     std::env::var(name).ok().and_then(|s| s.parse().ok()).unwrap_or(own)
 }

@@ -167,8 +167,14 @@ const MIN_MESSAGES: u32 = kvrail::limits::MIN_MESSAGE_BYTES;
 
 impl Fleet {
     pub fn new(plan: &Plan) -> Fleet {
+        Fleet::with(plan, |_| {})
+    }
+
+    /// A fleet whose set-up is changed before it is made.
+    pub fn with(plan: &Plan, change: impl FnOnce(&mut Setup)) -> Fleet {
         let mut rng = Rng::new(plan.seed);
-        let setup = setup(plan, &mut rng);
+        let mut setup = setup(plan, &mut rng);
+        change(&mut setup);
         assert_eq!(setup.limits.check(), Ok(()));
         let world = World::new(setup);
         let n = setup.engines as usize;
@@ -292,6 +298,10 @@ impl Fleet {
             if used != (0, (0, 0)) {
                 return Err(format!("engine {e} still uses transfers and blocks: {used:?}"));
             }
+            if core.spare().0 != core.limits().returns() {
+                let (free, of) = (core.spare().0, core.limits().returns());
+                return Err(format!("engine {e} has {free} free return entries of {of}"));
+            }
             let regions = (core.local.used() as usize, core.remote.used() as usize);
             if regions != (REGIONS, self.sites[e].imports.len()) {
                 return Err(format!("engine {e} still uses regions: {regions:?}"));
@@ -314,9 +324,16 @@ impl Fleet {
     }
 
     /// Everybody leaves: no rail is left.
-    fn part_all(&mut self) -> Result<(), String> {
+    pub fn part_all(&mut self) -> Result<(), String> {
         for p in 0..self.pairs.len() {
             (0..2).for_each(|side| self.close_side(p, side));
+        }
+        for (e, core) in self.world.engines.iter().enumerate() {
+            let (_, window) = core.spare();
+            if window != core.limits().spare_window() {
+                let of = core.limits().spare_window();
+                return Err(format!("engine {e} has {window} spare window bytes of {of}"));
+            }
         }
         match (self.world.fabric.wires_used(), self.world.fabric.flying()) {
             (0, 0) => Ok(()),

@@ -119,7 +119,7 @@ impl Plan {
         let fields: Vec<String> =
             copy.fields().iter().map(|(name, v)| format!("{name}={v}")).collect();
         format!(
-            "KVRAIL_SEED={} KVRAIL_FLEET={} cargo test --release --features sim --test fleet_sim \
+            "KVRAIL_SEED={} KVRAIL_FLEET={} cargo test --profile fleet --features sim --test fleet_sim \
              replay -- --ignored --nocapture",
             self.seed,
             fields.join(",")

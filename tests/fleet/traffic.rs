@@ -75,6 +75,10 @@ impl Flight {
         self.note == Some(id)
     }
 
+    pub fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|p| u64::from(p.2)).sum()
+    }
+
     fn destination(&self) -> (usize, Place) {
         match self.direction {
             Direction::Read => (self.from, self.local),
@@ -162,7 +166,7 @@ impl Fleet {
     }
 
     /// Prepares a transfer of an engine to one of its peers. `None`: something is full.
-    fn prepare(&mut self, p: usize, side: usize) -> Option<Flight> {
+    pub fn prepare(&mut self, p: usize, side: usize) -> Option<Flight> {
         let (from, to) = (self.pairs[p].sides[side], self.pairs[p].sides[1 - side]);
         // Engines that prefill push, those that decode pull.
         let direction = [Direction::Write, Direction::Read][side];
@@ -240,7 +244,7 @@ impl Fleet {
     }
 
     /// Posts a transfer. `Err` brings it back: it was refused.
-    fn post(&mut self, mut flight: Flight) -> Result<(), Flight> {
+    pub fn post(&mut self, mut flight: Flight) -> Result<(), Flight> {
         if !core::mem::take(&mut flight.repeat) {
             self.refill(&mut flight);
         }
@@ -275,7 +279,7 @@ impl Fleet {
         flight.posts += 1;
         self.posted += 1;
         self.counts.descriptors += flight.pieces.len() as u64;
-        self.counts.bytes += flight.pieces.iter().map(|p| u64::from(p.2)).sum::<u64>();
+        self.counts.bytes += flight.bytes();
         self.flights.push(flight);
         Ok(())
     }
@@ -311,7 +315,7 @@ impl Fleet {
     }
 
     /// A transfer that is at rest is released, its places are free.
-    fn scrap(&mut self, flight: Flight) {
+    pub fn scrap(&mut self, flight: Flight) {
         let released = self.world.engines[flight.from].release(flight.handle.raw());
         assert!(released.is_ok(), "a transfer at rest is released: {:?}", released.err());
         self.give_chunk(flight.origin());
