@@ -46,3 +46,5 @@ mod processes;
 mod regions;
 #[path = "verbs_engine/strangers.rs"]
 mod strangers;
+#[path = "verbs_engine/watch.rs"]
+mod watch;

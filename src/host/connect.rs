@@ -315,6 +315,7 @@ impl Control {
         let early = if conn.raise.is_some() { &[] } else { early };
         let fine = shared.core.attach(index, links, &name, offer.window, early);
         log::info(&format!("connected to {title}: {how}"));
+        peers.tell_up(&shared.core, index, &how);
         if !fine {
             let why = Error::new(Status::Disconnected, "it does not speak the message protocol");
             peers.close(&shared.core, index, &why);

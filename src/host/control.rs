@@ -48,7 +48,7 @@ pub(super) struct Control {
 
 impl Control {
     pub(super) fn new(shared: Arc<Shared>, listeners: Vec<TcpListener>) -> Control {
-        let stats = Stats::new(&shared);
+        let (stats, watch) = (Stats::new(&shared), Watch::new(&shared));
         Control {
             shared,
             listeners,
@@ -56,7 +56,7 @@ impl Control {
             files: Vec::new(),
             deaf_until: None,
             stalls: Stalls::default(),
-            watch: Watch::default(),
+            watch,
             stats,
         }
     }
@@ -75,6 +75,7 @@ impl Control {
             self.bury();
             self.watch.look(&self.shared);
             self.shared.core.forgive();
+            self.shared.teller.deliver();
             self.stalls.look(&self.shared);
             self.stats.look(&self.shared);
         }
@@ -113,18 +114,18 @@ impl Control {
             SOON
         } else if !self.conns.is_empty() || self.stats.is_on() || waiting {
             TICK.as_millis() as i32
-        } else if self.shared.core.transfers_used() > 0
-            || self.watch.is_worried()
-            || peers.message_lanes().next().is_some()
-        {
-            let nics = self.shared.nics() > 0;
-            let stalls = Stalls::pause(&self.shared);
-            let pause = if nics { stalls.min(Watch::pause(&self.shared)) } else { stalls };
-            pause.as_millis() as i32
+        } else if self.shared.core.transfers_used() > 0 {
+            Stalls::pause(&self.shared).as_millis() as i32
         } else {
             -1
         };
+        let messages = peers.message_lanes().next().is_some();
         drop(peers);
+        let ms = match self.watch.pause(&self.shared, messages).as_millis() as i32 {
+            _ if self.shared.nics() == 0 => ms,
+            pause if ms < 0 => pause,
+            pause => ms.min(pause),
+        };
         if self.shared.core.has_broken() {
             self.shared.core.control_bell().rise();
             return;

@@ -25,6 +25,7 @@ mod shared;
 mod stall;
 mod stats;
 mod sys;
+pub mod tell;
 mod watch;
 pub mod wire;
 mod worker;

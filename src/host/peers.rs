@@ -2,6 +2,7 @@
 //! which is also what makes the control side of the engine one thread at a time. Neither check nor
 //! notifs nor notify takes it.
 
+use core::time::Duration;
 use std::collections::HashMap;
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
@@ -15,6 +16,7 @@ use super::pool::Pool;
 use super::raise::Mail;
 use super::rows::Rows;
 use super::shared::Core;
+use super::tell::{Event, EventKind, Teller, NO_LANE};
 use crate::engine::peer::{Link, PeerState, SELF};
 use crate::nic::any::AnyLink;
 use crate::nic::local::{PeerMemory, Share};
@@ -61,16 +63,23 @@ pub(super) struct Peers {
     pub(super) by_name: HashMap<Vec<u8>, u32>,
     pub(super) rows: Rows,
     pool: Arc<Pool>,
+    teller: Arc<Teller>,
 }
 
 impl Peers {
-    pub(super) fn new(count: u32, name: &[u8], incarnation: [u8; 16], pool: Arc<Pool>) -> Peers {
+    pub(super) fn new(
+        count: u32,
+        name: &[u8],
+        incarnation: [u8; 16],
+        pool: Arc<Pool>,
+        teller: Arc<Teller>,
+    ) -> Peers {
         let mut entries: Vec<Entry> = (0..count).map(|_| Entry::default()).collect();
         let own = &mut entries[SELF as usize];
         own.name = name.to_vec();
         own.incarnation = incarnation;
         let by_name = HashMap::from([(name.to_vec(), SELF)]);
-        Peers { entries, by_name, rows: Rows::new(count), pool }
+        Peers { entries, by_name, rows: Rows::new(count), pool, teller }
     }
 
     pub(super) fn entry(&mut self, index: u32) -> &mut Entry {
@@ -123,10 +132,20 @@ impl Peers {
     /// Ends a connection: transfers and messages end with the error; nothing touches memory any
     /// more. The peer stays known. Bounded by one batch of each lane.
     pub(super) fn close(&mut self, core: &Core, index: u32, why: &Error) {
+        let was = core.peer_state(index).link;
         for link in core.close_peer(index, why.status) {
             if let AnyLink::Stream(stream) = link.link {
                 core.with_net(|net| net.watch(&stream, None));
             }
+        }
+        if was == Link::Up {
+            let title = self.entry(index).title();
+            let text = if why.message.contains(&title) {
+                why.message.clone()
+            } else {
+                format!("{title}: {}", why.message)
+            };
+            self.tell(core, index, EventKind::PeerGone, why.status, text);
         }
         let entry = self.entry(index);
         let mails = core::mem::take(&mut entry.mails);
@@ -146,6 +165,17 @@ impl Peers {
             // child has it, the other side would not be told. What was sent still arrives.
             let _ = socket.shutdown(std::net::Shutdown::Both);
         }
+    }
+
+    /// Tells that a peer is connected, and how.
+    pub(super) fn tell_up(&mut self, core: &Core, index: u32, how: &str) {
+        let text = format!("{} is connected: {how}", self.entry(index).title());
+        self.tell(core, index, EventKind::PeerUp, Status::Ok, text);
+    }
+
+    fn tell(&self, core: &Core, index: u32, kind: EventKind, status: Status, text: String) {
+        let (peer, since) = (core.peer_handle(index).raw(), Duration::ZERO);
+        self.teller.tell(Event { kind, peer, lane: NO_LANE, status, since, text });
     }
 
     /// Closes the rails to a peer that are of no use; the peer is told. True: there were any.
