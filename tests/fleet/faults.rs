@@ -37,7 +37,7 @@ impl Fleet {
         let side = self.rng.below(2) as usize;
         let e = self.pairs[p].sides[side];
         if bit == fault("kill") {
-            if self.rng.below(4) == 0 && self.sites[e].dead_until.is_none() {
+            if self.rng.below(2) == 0 && self.sites[e].dead_until.is_none() {
                 self.kill(e);
             }
         } else if bit == fault("pause") {
