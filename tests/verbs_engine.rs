@@ -42,8 +42,12 @@ mod moves;
 mod pairing;
 #[path = "verbs_engine/processes.rs"]
 mod processes;
+#[path = "verbs_engine/rebirth.rs"]
+mod rebirth;
 #[path = "verbs_engine/regions.rs"]
 mod regions;
+#[path = "verbs_engine/rejoin.rs"]
+mod rejoin;
 #[path = "verbs_engine/strangers.rs"]
 mod strangers;
 #[path = "verbs_engine/watch.rs"]
