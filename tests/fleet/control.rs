@@ -86,7 +86,7 @@ impl Fleet {
 
     /// The control thread of one engine.
     pub fn control(&mut self, e: usize) -> Result<(), String> {
-        while let Some(slot) = self.world.engines[e].next_broken() {
+        if let Some(slot) = self.world.engines[e].next_broken() {
             return Err(format!("engine {e} says that peer {slot} broke the protocol"));
         }
         while let Some(slot) = self.world.engines[e].next_limping() {
@@ -99,7 +99,7 @@ impl Fleet {
                 self.drop_rail(p, side, lane);
             }
         }
-        if self.now() % 32 == 0 {
+        if self.now().is_multiple_of(32) {
             self.world.engines[e].forgive();
         }
         Ok(())
@@ -137,13 +137,13 @@ impl Fleet {
     /// Both ends of a fresh rail.
     fn open_rail(&mut self, p: usize, lane: u32, id: u32) -> Rail {
         let wires = self.world.fabric.wire().expect("wires for every rail and its successor");
-        for side in 0..2 {
+        for (side, wire) in wires.into_iter().enumerate() {
             let slot = self.slot(p, side);
             let remote = self.pairs[p].sides[1 - side] as u32;
             let core = self.core(p, side);
             let generation = core.peer_state(slot).generation;
             core.connect_rail(lane, (slot, id), generation, |port| {
-                assert!(port.connect_over(slot, remote, wires[side]).is_ok());
+                assert!(port.connect_over(slot, remote, wire).is_ok());
             });
         }
         Rail { id, wires, held: [true; 2], join_at: None, oldest: [None; 2] }
@@ -238,8 +238,8 @@ impl Fleet {
         let now = self.now();
         for p in 0..self.pairs.len() {
             let runs = self.pairs[p].sides.map(|e| self.runs(e));
-            for side in 0..2 {
-                if !runs[side] || !self.pairs[p].up[side] {
+            for (side, runs) in runs.into_iter().enumerate() {
+                if !runs || !self.pairs[p].up[side] {
                     continue;
                 }
                 let adrift = self.core(p, side).rails(self.slot(p, side)) == 0;
@@ -268,7 +268,7 @@ impl Fleet {
                 }
             }
         }
-        if now % 16 == 0 {
+        if now.is_multiple_of(16) {
             self.watchdog();
         }
     }

@@ -71,7 +71,7 @@ impl Fleet {
             let fabric = self.world.fabric;
             if bit == fault("cut") {
                 fabric.cut(wire);
-            } else if bit == fault("hang") && how % 2 == 0 {
+            } else if bit == fault("hang") && how.is_multiple_of(2) {
                 fabric.mute(wire, true);
             } else if bit == fault("hang") {
                 self.core(p, side).with_port(lane, |port| port.hang(slot));

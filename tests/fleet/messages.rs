@@ -38,7 +38,7 @@ impl Fleet {
         for e in 0..self.sites.len() {
             // Some look rarely.
             let rarely = if self.calm { 1 } else { self.sites[e].looks_every };
-            if !self.runs(e) || self.now() % rarely != 0 {
+            if !self.runs(e) || !self.now().is_multiple_of(rarely) {
                 continue;
             }
             for (name, text) in self.world.messages(e) {

@@ -3,6 +3,7 @@
 
 pub mod control;
 pub mod faults;
+pub mod flight;
 pub mod memory;
 pub mod messages;
 pub mod plan;
@@ -12,6 +13,7 @@ pub mod traffic;
 pub use crate::sim_support::*;
 pub use control::{Pair, PEER_TIMEOUT};
 pub use faults::Mend;
+pub use flight::{Fate, Flight, Note, Place};
 pub use kvrail::engine::peer::{Link as Peering, PeerState};
 pub use kvrail::engine::region::View;
 pub use kvrail::engine::slot::{Body, RegionRef};
@@ -26,7 +28,6 @@ pub use messages::{Heard, Stream};
 pub use plan::{fault, Plan, FAULTS};
 pub use regions::Import;
 pub use std::collections::{BTreeMap, HashMap};
-pub use traffic::{Fate, Flight, Note};
 
 /// Most ticks that a packet is late.
 pub const LATE: u64 = 300;
@@ -238,7 +239,7 @@ impl Fleet {
         self.withdrawals_tick()?;
         self.faults_tick();
         self.watches_tick(false)?;
-        if self.now() % 64 == 0 {
+        if self.now().is_multiple_of(64) {
             self.notes_tick()?;
         }
         Ok(())

@@ -102,13 +102,11 @@ impl Plan {
                 _ => value.parse().map_err(|_| format!("{part}: not a number"))?,
             };
             let mut fields = self.fields();
-            let field = fields.iter_mut().find(|f| f.0 == name);
-            *field
-                .ok_or(format!(
-                    "{name}: known are prefill, decode, lanes, stripe, transfers, \
-                                  ops, len, faults, naive"
-                ))?
-                .1 = number;
+            let known = fields.each_ref().map(|f| f.0);
+            match fields.iter_mut().find(|f| f.0 == name) {
+                Some(field) => *field.1 = number,
+                None => return Err(format!("{name}: known are {}", known.join(", "))),
+            }
         }
         Ok(())
     }
@@ -119,8 +117,8 @@ impl Plan {
         let fields: Vec<String> =
             copy.fields().iter().map(|(name, v)| format!("{name}={v}")).collect();
         format!(
-            "KVRAIL_SEED={} KVRAIL_FLEET={} cargo test --profile fleet --features sim --test fleet_sim \
-             replay -- --ignored --nocapture",
+            "KVRAIL_SEED={} KVRAIL_FLEET={} cargo test --profile fleet --features sim \
+             --test fleet_sim replay -- --ignored --nocapture",
             self.seed,
             fields.join(",")
         )
