@@ -86,6 +86,9 @@ impl Fleet {
 
     /// The control thread of one engine.
     pub fn control(&mut self, e: usize) -> Result<(), String> {
+        if !self.now().is_multiple_of(self.sites[e].controls_every) {
+            return Ok(());
+        }
         if let Some(slot) = self.world.engines[e].next_broken() {
             return Err(format!("engine {e} says that peer {slot} broke the protocol"));
         }
@@ -99,7 +102,7 @@ impl Fleet {
                 self.drop_rail(p, side, lane);
             }
         }
-        if self.now().is_multiple_of(32) {
+        if self.rng.below(32) == 0 {
             self.world.engines[e].forgive();
         }
         Ok(())

@@ -244,7 +244,10 @@ impl Fleet {
             self.next_note
         });
         let text = flight.note.map(|id| {
-            let extra = [0, 0, 9, 300, 5_000][self.rng.below(5) as usize];
+            // A stream that gives a few bytes at a time takes too long for the longest.
+            let slow = matches!(self.world.setup.chop, 1..1_000);
+            let longest = if slow { 3_000 } else { 20_000 };
+            let extra = [0, 0, 9, 300, 3_000, longest][self.rng.below(6) as usize];
             let mut text = vec![b'T'];
             text.extend_from_slice(&id.to_le_bytes());
             text.resize(9 + extra, id as u8);

@@ -44,6 +44,8 @@ pub struct Site {
     pub was_paused_at: u64,
     pub dead_until: Option<u64>,
     pub looks_every: u64,
+    /// Ticks between two looks of its control side.
+    pub controls_every: u64,
     pub imports: HashMap<(usize, usize), Import>,
     pub retiring: Vec<(View, RegionRef)>,
     pub closing: BTreeMap<usize, (View, u64)>,
@@ -186,7 +188,8 @@ impl Fleet {
             paused_until: 0,
             was_paused_at: 0,
             dead_until: None,
-            looks_every: [1, 1, 7, 60][rng.below(4) as usize],
+            looks_every: [1, 1, 7, 60, 400][rng.below(5) as usize],
+            controls_every: [1, 1, 12, 40][rng.below(4) as usize],
             imports: HashMap::new(),
             retiring: Vec::new(),
             closing: BTreeMap::new(),
@@ -278,18 +281,19 @@ impl Fleet {
             let notes = self.notes.values().all(|n| n.fate != Fate::Comes || n.got);
             let rest = self.flights.is_empty() && self.watches.is_empty();
             let run = (0..self.sites.len()).all(|e| self.runs(e));
-            let all = pairs && sites && notes && rest && run;
+            let all = pairs && sites && notes && rest && run && self.all_heard().is_ok();
             still = if all { still + 1 } else { 0 };
             if self.now() > until {
                 return Err(format!(
                     "no end: {} transfers, {} watched, pairs up {pairs}, regions {sites}, \
-                     messages {notes}",
+                     messages {notes}, {:?}",
                     self.flights.len(),
-                    self.watches.len()
+                    self.watches.len(),
+                    self.all_heard()
                 ));
             }
         }
-        self.all_heard()
+        Ok(())
     }
 
     /// What must be back when nothing is under way.
@@ -310,6 +314,12 @@ impl Fleet {
             let owes: Vec<u32> = (0..core.limits().peers).map(|p| core.owes(p)).collect();
             if owes.iter().any(|&o| o != 0) {
                 return Err(format!("engine {e} still owes fences: {owes:?}"));
+            }
+            for lane in 0..self.plan.lanes {
+                let refused = core.with_port(lane, |port| port.refused());
+                if refused > 0 {
+                    return Err(format!("engine {e} posted {refused} ops of withdrawn memory"));
+                }
             }
             let out: Vec<u64> = core.lanes().iter().map(|l| l.outstanding.load(RELAXED)).collect();
             if out.iter().any(|&o| o != 0) {

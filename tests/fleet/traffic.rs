@@ -253,9 +253,15 @@ impl Fleet {
         self.close_note(flight.note, fate)?;
         self.compare_arrived(&flight, status)?;
         self.counts.failed += 1;
-        if !self.calm && self.posted < self.plan.transfers && self.rng.below(4) == 0 {
-            // What a WRITE left behind may still land, so it tries the same bytes again.
-            flight.repeat = flight.direction == Direction::Write;
+        let p = self.pair_of(flight.from, flight.to);
+        let slot = self.slot(p, self.pairs[p].side_of(flight.from));
+        let write = flight.direction == Direction::Write;
+        // What a WRITE left behind may land until the rails that failed are fenced.
+        let fenced = self.world.engines[flight.from].owes(slot) == 0 && self.pairs[p].is_up();
+        let again = !write || fenced || self.plan.has("retry");
+        if again && !self.calm && self.posted < self.plan.transfers && self.rng.below(4) == 0 {
+            // The same bytes: the target may be looking at them.
+            flight.repeat = write;
             match self.post(flight) {
                 Ok(()) => return Ok(()),
                 Err(refused) => flight = *refused,

@@ -144,6 +144,7 @@ pub struct SimPort<'m> {
     rng: Rng,
     lateness: Lateness,
     fulls: u64,
+    refused: u64,
 }
 
 impl<'m> SimPort<'m> {
@@ -184,6 +185,7 @@ impl<'m> SimPort<'m> {
             rng: Rng::new(config.seed),
             lateness: Lateness::default(),
             fulls: 0,
+            refused: 0,
         })
     }
 
@@ -279,6 +281,11 @@ impl<'m> SimPort<'m> {
         self.fulls
     }
 
+    /// Work requests that named local memory which is not registered.
+    pub const fn refused(&self) -> u64 {
+        self.refused
+    }
+
     /// Bytes that the rail to `peer` has carried.
     pub fn carried(&self, peer: u32) -> u64 {
         self.qps.get(peer as usize).map_or(0, |q| q.bytes)
@@ -350,6 +357,7 @@ impl<'m> SimPort<'m> {
             } else {
                 self.execute(qp.remote, &wr)
             };
+            self.refused += u64::from(status == WrStatus::LocalAccess);
             if status == WrStatus::RailError {
                 self.leave_behind(&qp, &wr);
             }
