@@ -102,7 +102,7 @@ impl Fleet {
                 self.drop_rail(p, side, lane);
             }
         }
-        if self.rng.below(32) == 0 {
+        if self.sites[e].controls_every > 1 || self.rng.below(32) == 0 {
             self.world.engines[e].forgive();
         }
         Ok(())
