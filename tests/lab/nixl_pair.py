@@ -72,7 +72,8 @@ class Pair:
             same(me.mem, mine)
         me.release(handle)
         total = int(lengths.sum())
-        assert crossed >= total or not strict, f"{crossed} bytes crossed the rails, of {total} that were moved"
+        assert crossed >= total or not strict, \
+            f"{crossed} bytes crossed the rails, of {total} that were moved"
         return f"{total} bytes in {took * 1e3:.1f} ms"
 
     def close(self):
