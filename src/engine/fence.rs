@@ -8,6 +8,10 @@
 //! repeat the WRITEs at once, since they put the same bytes there; but nothing is done, and no
 //! message leaves, before the debts are paid.
 //!
+//! A WRITE that is posted while a rail to its peer is not fenced begins after the fence: an earlier
+//! one to the same place may have ended in an error, and what it left under way must not land on
+//! top.
+//!
 //! Both sides say `DOWN` of a rail after they closed it, whoever saw it break. A handshake that
 //! brings up rails between the same two engines tells each side what the other holds, so it is a
 //! fence for all the rest ([`Core::connect_rail`]).
@@ -97,6 +101,11 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 book.fenced(lane);
             }
         });
+        // WRITEs that were posted meanwhile may begin.
+        for lane in self.lanes {
+            lane.token.publish();
+        }
+        self.worker.wake();
     }
 
     /// Control side only: a handshake told both sides which rails are left: those of `lanes` are

@@ -3,6 +3,7 @@
 use crate::engine::arena::Arena;
 use crate::engine::bits::Bits;
 use crate::engine::ledger::Ledger;
+use crate::engine::state::State;
 use crate::engine::token::PollToken;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 
@@ -16,6 +17,9 @@ pub struct Rail {
     pub ledger: Ledger,
     /// Connected and proven, for peers of this generation (0: not connected).
     pub generation: u32,
+    /// The transfer that found no credits first, as it was then: it has the next ones. Else whoever
+    /// comes by when they are there would, round after round.
+    pub turn: Option<(u32, State)>,
     /// Transfers whose WRITEs the rail before it may still bring to the peer, each with a hold,
     /// until the peer has fenced it.
     pub debts: Debts,
@@ -91,6 +95,7 @@ impl<'m, P> Lane<'m, P> {
         let rails = arena.array(peers as usize, |_| Rail {
             ledger: Ledger::new(),
             generation: 0,
+            turn: None,
             debts: Debts::new(),
         })?;
         Some(Lane {
@@ -122,6 +127,11 @@ impl<'m, P> Lane<'m, P> {
     /// have come between.
     pub fn clear(&self, slot: u32) {
         self.active.clear(slot);
+    }
+
+    /// True while a transfer is published to this lane.
+    pub fn has(&self, slot: u32) -> bool {
+        self.next_active(slot) == Some(slot)
     }
 
     /// The next published slot at or after `from`, without wrapping.

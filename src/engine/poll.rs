@@ -106,7 +106,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     fn claim(
         &self,
         lane: &Lane<'m, P>,
-        inner: &Inner<'m, P>,
+        inner: &mut Inner<'m, P>,
         index: u32,
         slot: &Slot,
     ) -> Option<(Body, Claim)> {
@@ -121,7 +121,26 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             self.share(lane, index, body.peer);
             return None;
         }
-        let credits = rail.ledger.credits(inner.port.depth());
+        if !self.has_turn(lane, inner, body.peer, index) {
+            return None;
+        }
+        // An earlier transfer may have had WRITEs to the same place on a rail that is not fenced,
+        // and have ended in an error without waiting for that. What is under way already has its
+        // own debts.
+        let first = seen.next() == 0 && slot.returns.is_empty();
+        if first
+            && body.direction == Direction::Write
+            && inner.port.may_land_late()
+            && self.peers[body.peer as usize].book.unsafe_lanes() != 0
+        {
+            return None;
+        }
+        let depth = inner.port.depth();
+        let rail = &mut inner.rails[body.peer as usize];
+        let credits = rail.ledger.credits(depth);
+        if credits == 0 {
+            rail.turn.get_or_insert((index, slot.state.load()));
+        }
         let full = lane.outstanding.load(Ordering::Relaxed) >= inner.port.window_bytes();
         if credits == 0 || full || inner.claims >= LANE_CLAIMS {
             return None;
@@ -173,6 +192,25 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 }
             }
         }
+    }
+
+    /// Whether a transfer may take credits of the rail to its peer: none waits for them longer.
+    fn has_turn(
+        &self,
+        lane: &Lane<'m, P>,
+        inner: &mut Inner<'m, P>,
+        peer: u32,
+        index: u32,
+    ) -> bool {
+        let rail = &mut inner.rails[peer as usize];
+        let Some((first, seen)) = rail.turn else { return true };
+        // The same post of the same transfer, and it will come by here.
+        let waits = self.slots[first as usize].state.load() == seen && lane.has(first);
+        if first != index && waits {
+            return false;
+        }
+        rail.turn = None;
+        true
     }
 
     /// A lane has no rail for a transfer: those that have one may carry it. Without any it waits
