@@ -16,8 +16,9 @@
  *   Every function may be called from any thread at any time, with two exceptions:
  *   kvr_engine_destroy must be the only call with its engine, and one kvr_config must not be used
  *   by two calls at once. No function blocks unless its comment says so and for how long.
- *   Callbacks run on the calling thread (kvr_notifs) or on any (kvr_log_set). An engine belongs to
- *   the process that made it: in a forked child its calls return KVR_ERR_FORKED.
+ *   Callbacks run on the calling thread (kvr_notifs), on the engine's control thread
+ *   (kvr_set_event_fn) or on any (kvr_log_set). An engine belongs to the process that made it: in
+ *   a forked child its calls return KVR_ERR_FORKED.
  *
  * Errors
  *   Functions return a kvr_status: 0 done, positive not finished, negative an error.
@@ -163,6 +164,29 @@
  */
 #define KVR_DEREGISTER_CANCEL 1
 
+/* kvr_event.kind: every port of this engine's rails is down. */
+#define KVR_EVENT_LINKS_DOWN 1
+
+/* One of them is up again. */
+#define KVR_EVENT_LINKS_UP 2
+
+/* A rail to a connected peer broke. */
+#define KVR_EVENT_RAIL_DOWN 3
+
+/* A rail to a connected peer works. */
+#define KVR_EVENT_RAIL_UP 4
+
+/* The connection to a peer ended: it died, left, restarted, or was removed here. Its rails went
+ * with it.
+ */
+#define KVR_EVENT_PEER_GONE 5
+
+/* A peer is connected, whoever dialled. */
+#define KVR_EVENT_PEER_UP 6
+
+/* kvr_event.lane of an event that concerns no rail. */
+#define KVR_NO_LANE UINT32_MAX
+
 /* Longest message of a notification, in bytes. */
 #define KVR_MESSAGE_MAX 65536
 
@@ -266,9 +290,18 @@ typedef struct kvr_config {
     uint32_t traffic_class;
     /* Service level of RDMA packets. */
     uint32_t service_level;
-    /* Milliseconds without any completion after which an RDMA rail with work in flight is broken.
+    /* Milliseconds without any completion after which an RDMA rail with work in flight is broken;
+     * four times what the work needs at the rail's measured rate, where that is longer.
      */
     uint32_t rail_timeout_ms;
+    /* Milliseconds between the proofs of an idle RDMA rail; 0: none. */
+    uint32_t keepalive_ms;
+    /* Milliseconds that all links must be down, or one up again, until it counts. */
+    uint32_t link_debounce_ms;
+    /* Milliseconds without any rail after which a peer is dead. */
+    uint32_t peer_timeout_ms;
+    /* Room for a later parameter; leave it as kvr_config_init() left it. */
+    uint32_t reserved;
 } kvr_config;
 
 /* Counters of one rail since the engine was made. The caller sets `struct_size`. */
@@ -389,6 +422,33 @@ typedef struct kvr_transfer_info {
  */
 typedef void (*kvr_notif_cb)(void *ctx, const char *name, size_t name_len, const void *msg,
     size_t len);
+
+/* What happened. The library grows the struct at its end only. */
+typedef struct kvr_event {
+    /* sizeof(kvr_event) of the library. */
+    uint32_t struct_size;
+    /* KVR_EVENT_...; leave alone what you do not know. */
+    uint32_t kind;
+    /* The peer; 0: it concerns none. After KVR_EVENT_PEER_GONE the handle may be stale. */
+    kvr_peer peer;
+    /* The rail's index, as in kvr_rail_info; KVR_NO_LANE: it concerns none. */
+    uint32_t lane;
+    /* Why; KVR_OK for good news. */
+    kvr_status status;
+    /* Milliseconds: KVR_EVENT_LINKS_DOWN: that they have been down; KVR_EVENT_LINKS_UP: that they
+     * were. Else 0.
+     */
+    uint64_t since_ms;
+    /* The same in words, ends in NUL; valid for the call only. */
+    const char *text;
+} kvr_event;
+
+/* Receives one event, on the engine's control thread, which holds no lock that a kvr_ call takes
+ * and does nothing else meanwhile: it should be quick. `event` is valid for the call only. It may
+ * call the library, but not what waits for that thread: kvr_peer_connect(), kvr_engine_destroy().
+ * Must not throw, unwind or longjmp.
+ */
+typedef void (*kvr_event_cb)(void *ctx, const struct kvr_event *event);
 
 /* Receives one log line: `level` is 1 error, 2 warn, 3 info, 4 debug, 5 trace; `text` is valid for
  * the call only and does not end in NUL. Called from any thread, several at a time. Must not
@@ -743,6 +803,25 @@ kvr_status kvr_notify(struct kvr_engine *e, kvr_peer p, const void *msg, size_t 
  * kvr_notif_cb; `count` is NULL or writable.
  */
 kvr_status kvr_notifs(struct kvr_engine *e, kvr_notif_cb cb, void *ctx, size_t *count);
+
+/* Stores in `*ms` for how many milliseconds every port of this engine's RDMA rails has been down;
+ * 0: one is up. Of the rails' own ports, not of every NIC of the host; a port that lost its
+ * address counts as down. Less than `link_debounce_ms` does not count: a short down is none, and a
+ * short up does not end a down. With transport local there are no ports, so they are never down.
+ * Any thread; does not block.
+ * Undefined behaviour unless: `e` lives; `ms` is writable.
+ */
+kvr_status kvr_links_down(struct kvr_engine *e, uint64_t *ms);
+
+/* Sends the engine's events to `cb` from now on; NULL: nowhere. What happened before is not told:
+ * ask kvr_links_down() and kvr_peer_state(). None is told once kvr_engine_destroy() returned.
+ *
+ * Ownership: `ctx` is handed to `cb` as it is. The control thread may still be inside the old
+ * callback when this returns, so keep the old `ctx` until the engine is destroyed.
+ * Undefined behaviour unless: `e` lives; `cb` is NULL or a function that the engine's control
+ * thread may call with `ctx`, and that keeps the rules of kvr_event_cb.
+ */
+kvr_status kvr_set_event_fn(struct kvr_engine *e, kvr_event_cb cb, void *ctx);
 
 /* Sends the library's log lines to `cb`, for the whole process. NULL: back to standard error. The
  * level comes from KVRAIL_LOG (error, warn, info, debug, trace; default warn).

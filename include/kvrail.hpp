@@ -436,6 +436,20 @@ public:
         return out;
     }
 
+    /* Milliseconds for which every link of the rails has been down; 0: one is up. */
+    std::uint64_t links_down() const {
+        std::uint64_t out = 0;
+        detail::check(kvr_links_down(raw_, &out));
+        return out;
+    }
+
+    /* Sends events to `take` from now on (nullptr: nowhere), with the rules of kvr_event_cb: on
+     * the engine's own thread, and nothing may be thrown. `ctx` must outlive the engine.
+     */
+    void on_event(kvr_event_cb take, void *ctx) {
+        detail::check(kvr_set_event_fn(raw_, take, ctx));
+    }
+
     kvr_engine *raw() const noexcept { return raw_; }
 
 private:

@@ -44,5 +44,9 @@ mod pairing;
 mod processes;
 #[path = "verbs_engine/regions.rs"]
 mod regions;
+#[path = "verbs_engine/rejoin.rs"]
+mod rejoin;
 #[path = "verbs_engine/strangers.rs"]
 mod strangers;
+#[path = "verbs_engine/watch.rs"]
+mod watch;

@@ -44,7 +44,10 @@ macro_rules! fields {
             rnr_retry,
             traffic_class,
             service_level,
-            rail_timeout_ms
+            rail_timeout_ms,
+            keepalive_ms,
+            link_debounce_ms,
+            peer_timeout_ms
         );
         $each_string!(name, listen_ip, transport, nics);
     };

@@ -12,6 +12,7 @@ mod pointer;
 pub mod config;
 pub mod engine;
 pub mod error;
+pub mod event;
 pub mod log;
 pub mod notify;
 pub mod peer;

@@ -96,6 +96,23 @@ pub const KVR_CFG_PROGRESS_THREAD: u32 = 1;
 /// KVR_ERR_BUSY.
 pub const KVR_DEREGISTER_CANCEL: u32 = 1;
 
+/// kvr_event.kind: every port of this engine's rails is down.
+pub const KVR_EVENT_LINKS_DOWN: u32 = 1;
+/// One of them is up again.
+pub const KVR_EVENT_LINKS_UP: u32 = 2;
+/// A rail to a connected peer broke.
+pub const KVR_EVENT_RAIL_DOWN: u32 = 3;
+/// A rail to a connected peer works.
+pub const KVR_EVENT_RAIL_UP: u32 = 4;
+/// The connection to a peer ended: it died, left, restarted, or was removed here. Its rails went
+/// with it.
+pub const KVR_EVENT_PEER_GONE: u32 = 5;
+/// A peer is connected, whoever dialled.
+pub const KVR_EVENT_PEER_UP: u32 = 6;
+
+/// kvr_event.lane of an event that concerns no rail.
+pub const KVR_NO_LANE: u32 = u32::MAX;
+
 /// Longest message of a notification, in bytes.
 pub const KVR_MESSAGE_MAX: usize = 65536;
 /// Bytes of kvr_config.name, the NUL included.
@@ -224,8 +241,17 @@ pub struct kvr_config {
     pub traffic_class: u32,
     /// Service level of RDMA packets.
     pub service_level: u32,
-    /// Milliseconds without any completion after which an RDMA rail with work in flight is broken.
+    /// Milliseconds without any completion after which an RDMA rail with work in flight is broken;
+    /// four times what the work needs at the rail's measured rate, where that is longer.
     pub rail_timeout_ms: u32,
+    /// Milliseconds between the proofs of an idle RDMA rail; 0: none.
+    pub keepalive_ms: u32,
+    /// Milliseconds that all links must be down, or one up again, until it counts.
+    pub link_debounce_ms: u32,
+    /// Milliseconds without any rail after which a peer is dead.
+    pub peer_timeout_ms: u32,
+    /// Room for a later parameter; leave it as kvr_config_init() left it.
+    pub reserved: u32,
 }
 
 /// State and counters of a transfer. The caller sets `struct_size`.
@@ -324,3 +350,30 @@ pub type kvr_notif_cb = Option<
 /// throw, unwind or call the library.
 pub type kvr_log_cb =
     Option<unsafe extern "C" fn(ctx: *mut c_void, level: c_int, text: *const c_char, len: usize)>;
+
+/// What happened. The library grows the struct at its end only.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct kvr_event {
+    /// sizeof(kvr_event) of the library.
+    pub struct_size: u32,
+    /// KVR_EVENT_...; leave alone what you do not know.
+    pub kind: u32,
+    /// The peer; 0: it concerns none. After KVR_EVENT_PEER_GONE the handle may be stale.
+    pub peer: kvr_peer,
+    /// The rail's index, as in kvr_rail_info; KVR_NO_LANE: it concerns none.
+    pub lane: u32,
+    /// Why; KVR_OK for good news.
+    pub status: kvr_status,
+    /// Milliseconds: KVR_EVENT_LINKS_DOWN: that they have been down; KVR_EVENT_LINKS_UP: that they
+    /// were. Else 0.
+    pub since_ms: u64,
+    /// The same in words, ends in NUL; valid for the call only.
+    pub text: *const c_char,
+}
+
+/// Receives one event, on the engine's control thread, which holds no lock that a kvr_ call takes
+/// and does nothing else meanwhile: it should be quick. `event` is valid for the call only. It may
+/// call the library, but not what waits for that thread: kvr_peer_connect(), kvr_engine_destroy().
+/// Must not throw, unwind or longjmp.
+pub type kvr_event_cb = Option<unsafe extern "C" fn(ctx: *mut c_void, event: *const kvr_event)>;

@@ -81,8 +81,15 @@ pub struct Config {
     pub traffic_class: u32,
     /// Service level of RDMA packets.
     pub service_level: u32,
-    /// A rail with work in flight and no completion for this long is broken.
+    /// A rail with work in flight and no completion for this long, or four times what the work
+    /// needs, is broken.
     pub rail_timeout_ms: u32,
+    /// A rail with nothing in flight proves itself this often; 0: never.
+    pub keepalive_ms: u32,
+    /// How long all links must be down, or one up again, until it counts.
+    pub link_debounce_ms: u32,
+    /// A peer without any rail for this long is dead.
+    pub peer_timeout_ms: u32,
 }
 
 impl Default for Config {
@@ -121,7 +128,10 @@ impl Default for Config {
             rnr_retry: 6,
             traffic_class: 0,
             service_level: 0,
-            rail_timeout_ms: 5000,
+            rail_timeout_ms: 500,
+            keepalive_ms: 1000,
+            link_debounce_ms: 1000,
+            peer_timeout_ms: 4000,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One connection in its handshake: a non-blocking socket and a state machine.
 
+use core::time::Duration;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
@@ -30,6 +31,8 @@ pub(super) struct Conn {
     out: Vec<u8>,
     /// It must be done by then.
     pub(super) until: Instant,
+    /// How long that is in all.
+    pub(super) limit: Duration,
     /// The other side must have answered by then, or another address is tried.
     pub(super) answer: Instant,
     /// It has.
@@ -43,6 +46,19 @@ pub(super) struct Conn {
     pub(super) raise: Option<Raise>,
     /// Those that proved themselves here, once that is told.
     pub(super) mask: Option<u32>,
+    /// The connection that it makes or adds rails to, as this side calls it.
+    pub(super) connection: Option<u64>,
+    /// It adds rails to a connection that lives.
+    pub(super) join: Option<Join>,
+}
+
+/// What a join knows beside its connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Join {
+    /// Id of the first rail of the dialler's offer.
+    pub(super) first_id: u32,
+    /// Lanes whose old rail will be over on the other side when that is ready, one bit each.
+    pub(super) fences: u32,
 }
 
 impl Drop for Conn {
@@ -55,7 +71,7 @@ impl Drop for Conn {
 
 impl Conn {
     pub(super) fn accepted(socket: TcpStream, params: AcceptorParams, until: Instant) -> Conn {
-        Conn::new(socket, Machine::Acceptor(Acceptor::new(params)), until, None, None)
+        Conn::new(socket, Machine::Acceptor(Acceptor::new(params)), until, None)
     }
 
     pub(super) fn dialled(
@@ -63,23 +79,17 @@ impl Conn {
         params: DialerParams,
         until: Instant,
         peer: (u32, u32),
-        raise: Option<Raise>,
     ) -> Result<Conn> {
         let mut dialer = Dialer::new(params);
         let hello = dialer.start()?;
-        let mut conn = Conn::new(socket, Machine::Dialer(dialer), until, Some(peer), raise);
+        let mut conn = Conn::new(socket, Machine::Dialer(dialer), until, Some(peer));
         conn.queue(&hello);
         Ok(conn)
     }
 
-    fn new(
-        socket: TcpStream,
-        machine: Machine,
-        until: Instant,
-        peer: Option<(u32, u32)>,
-        raise: Option<Raise>,
-    ) -> Conn {
+    fn new(socket: TcpStream, machine: Machine, until: Instant, peer: Option<(u32, u32)>) -> Conn {
         tune(&socket);
+        let limit = until.saturating_duration_since(Instant::now());
         Conn {
             socket,
             machine,
@@ -90,8 +100,11 @@ impl Conn {
             peer,
             offer: None,
             memory: None,
-            raise,
+            raise: None,
+            limit,
             mask: None,
+            connection: None,
+            join: None,
         }
     }
 

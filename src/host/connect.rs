@@ -1,7 +1,9 @@
 //! From a dial or an accepted connection to rails and a message stream: what the control thread
 //! does with each handshake.
 
+use core::net::SocketAddrV4;
 use core::time::Duration;
+use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,9 +14,9 @@ use super::control::{is_closed, Control};
 use super::error::{shown, Error, Result};
 use super::handshake::{dial_wins, DialerParams, Step, WIRE};
 use super::log;
-use super::offer::RailOffer;
-use super::peers::Peers;
-use super::rail::both;
+use super::offer::{JoinPart, RailOffer};
+use super::peers::{Entry, Life, Line, Peers};
+use super::rail::{both, MAX_RAILS};
 use super::rails::Rails;
 use super::raise::{Proven, Raise};
 use super::shared::{attach_error, connect_local, Shared};
@@ -43,7 +45,6 @@ impl Control {
 
     pub(super) fn dial(&self, peers: &mut Peers, index: u32) -> Result<Conn> {
         let generation = self.shared.core.peer_state(index).generation;
-        let limit = self.limit();
         let entry = peers.entry(index);
         entry.dialled = Some(Instant::now());
         let Some(blob) = entry.blob.clone() else {
@@ -52,31 +53,47 @@ impl Control {
         };
         let raise = match way(&self.shared, &entry.title(), &blob)? {
             Way::Local => None,
-            Way::Verbs(rails) => Some(Raise::dialler(&self.shared, &rails)?),
+            Way::Verbs(rails) => Some(Raise::dialler(&self.shared, &rails, u32::MAX)?),
         };
+        let connection = Some(u64::from_le_bytes(sys::random()?));
+        let offer = self.offer(index, raise.as_ref(), connection, None);
+        let mut conn = self.reach(entry, (index, generation), &offer, self.limit())?;
+        entry.dialling = true;
+        (conn.raise, conn.connection) = (raise, connection);
+        Ok(conn)
+    }
+
+    /// Begins a handshake with the next address of a peer that may answer.
+    pub(super) fn reach(
+        &self,
+        entry: &mut Entry,
+        peer: (u32, u32),
+        offer: &RailOffer,
+        limit: Duration,
+    ) -> Result<Conn> {
         entry.attempt += 1;
+        let blob = entry.blob.as_ref();
         let params = DialerParams {
             name: self.shared.core.name().to_vec(),
             incarnation: self.shared.incarnation,
-            wanted: blob.incarnation,
-            secret: blob.secret,
+            wanted: entry.incarnation,
+            secret: blob.map(|b| b.secret).unwrap_or_default(),
             attempt: entry.attempt,
             nonce: sys::random()?,
-            offer: self.offer(index, raise.as_ref()).encode(),
+            offer: offer.encode(),
             version: WIRE,
         };
+        if entry.route.is_empty() {
+            entry.route = self.route(entry);
+        }
         let mut last = String::from("no address in its blob");
-        let count = blob.addrs.len();
-        // From the one that may answer: those before it did not.
-        for (i, addr) in blob.addrs.iter().enumerate().skip(entry.address) {
-            entry.address = i + 1;
-            match sys::connect(*addr) {
+        while let Some(addr) = entry.route.pop_front() {
+            match sys::connect(addr) {
                 Ok(socket) => {
-                    entry.dialling = true;
-                    let until = Instant::now() + limit;
-                    let peer = (index, generation);
-                    let mut conn = Conn::dialled(socket, params, until, peer, raise)?;
-                    conn.answer = Instant::now() + limit / (count - i).max(1) as u32;
+                    let now = Instant::now();
+                    let mut conn = Conn::dialled(socket, params, now + limit, peer)?;
+                    // Those that are left want their time too.
+                    conn.answer = now + limit / (entry.route.len() as u32 + 1);
                     return Ok(conn);
                 }
                 Err(e) => last = format!("{addr}: {e}"),
@@ -85,12 +102,35 @@ impl Control {
         Err(Error::new(Status::Unreachable, format!("{}: {last}", entry.title())))
     }
 
-    fn offer(&self, row: u32, raise: Option<&Raise>) -> RailOffer {
+    /// A peer's addresses, those first that are likely to answer: of a NIC that has a rail, then in
+    /// the subnet of a port that is up.
+    fn route(&self, entry: &Entry) -> VecDeque<SocketAddrV4> {
+        let mut addrs = entry.blob.as_ref().map(|b| b.addrs.clone()).unwrap_or_default();
+        let usable = self.shared.ports_up();
+        let rails = self.shared.rails.iter().flat_map(|r| r.iter()).enumerate();
+        let rails: Vec<_> = rails.filter(|(i, _)| usable & (1 << i) != 0).map(|(_, r)| r).collect();
+        addrs.sort_by_key(|addr| {
+            let has_rail = entry.mails.iter().any(|l| l.far == *addr.ip());
+            (!has_rail, !rails.iter().any(|r| r.is_near(*addr.ip())))
+        });
+        addrs.into()
+    }
+
+    /// What this side tells of itself.
+    pub(super) fn offer(
+        &self,
+        row: u32,
+        raise: Option<&Raise>,
+        connection: Option<u64>,
+        join: Option<JoinPart>,
+    ) -> RailOffer {
         RailOffer {
             host: self.shared.host,
             local: self.shared.share.offer(row),
             window: self.shared.core.limits().window(),
             rails: raise.map(Raise::parts).unwrap_or_default(),
+            connection,
+            join,
         }
     }
 
@@ -102,8 +142,9 @@ impl Control {
             match self.advance(&mut conn) {
                 Ok(false) => {
                     self.conns.push(conn);
+                    // It may have taken the place of others, and the list be shorter than it was.
                     let last = self.conns.len() - 1;
-                    self.conns.swap(i, last);
+                    self.conns.swap(i.min(last), last);
                     i += 1;
                 }
                 Ok(true) => self.dismiss(conn),
@@ -132,10 +173,8 @@ impl Control {
             };
             return Err(Error::new(Status::Unreachable, text));
         }
-        if let (Role::Dialer, Some((index, _))) = (conn.role(), conn.peer) {
-            if !self.shared.peers().entry(index).dialling {
-                return Ok(true);
-            }
+        if self.is_idle(conn) {
+            return Ok(true);
         }
         conn.flush()?;
         while let Some(step) = conn.next_step()? {
@@ -147,6 +186,9 @@ impl Control {
                 }
                 Step::Proven { offer } => {
                     let offer = RailOffer::decode(&offer)?;
+                    if conn.join.is_some() {
+                        self.meet_join(conn, &offer)?;
+                    }
                     match &mut conn.raise {
                         None => {
                             sys::allow_copies();
@@ -169,15 +211,26 @@ impl Control {
         Ok(false)
     }
 
+    /// True for a dial of ours that nobody waits for any more.
+    fn is_idle(&self, conn: &Conn) -> bool {
+        let mut peers = self.shared.peers();
+        match (conn.role(), conn.peer) {
+            _ if conn.join.is_some() => !self.is_joinable(&mut peers, conn),
+            (Role::Dialer, Some((index, _))) => !peers.entry(index).dialling,
+            _ => false,
+        }
+    }
+
     /// Moves on the RDMA rails of a connection.
     fn rise(&self, conn: &mut Conn) -> Result<()> {
         let role = conn.role();
         let (Some(raise), Some((index, _))) = (&mut conn.raise, conn.peer) else { return Ok(()) };
         // Half of the time for coming up, half of what is left for the proof.
-        let until = conn.until;
-        let left = |part: u32| until.checked_sub(self.limit() / part).unwrap_or(until);
+        let (until, limit) = (conn.until, conn.limit);
+        let left = |part: u32| until.checked_sub(limit / part).unwrap_or(until);
         if raise.advance(&self.shared, index, left(2))? && role == Role::Acceptor {
-            let offer = self.offer(index, Some(raise)).encode();
+            let join = self.call_roll(conn)?;
+            let offer = self.offer(index, conn.raise.as_ref(), conn.connection, join).encode();
             let bytes = conn.accept(&offer)?;
             conn.queue(&bytes);
             return conn.flush();
@@ -194,9 +247,12 @@ impl Control {
     }
 
     /// Somebody who holds our blob wants in: which peer is it, and may it?
-    fn decide(&self, conn: &mut Conn, name: &[u8], who: [u8; 16], offer: &[u8]) -> Result<()> {
-        let shared = &self.shared;
-        let offer = RailOffer::decode(offer)?;
+    fn decide(&mut self, conn: &mut Conn, name: &[u8], who: [u8; 16], offer: &[u8]) -> Result<()> {
+        let shared = &self.shared.clone();
+        let mut offer = RailOffer::decode(offer)?;
+        if let Some(join) = offer.join.take() {
+            return self.decide_join(conn, name, who, offer, &join);
+        }
         let mut peers = shared.peers();
         let index = peers.find_or_add(&shared.core, &shared.share, name, who)?;
         shared.learn_longest(index, offer.rails.iter().map(|p| p.end));
@@ -205,9 +261,8 @@ impl Control {
             return Err(Error::new(Status::Busy, "both sides dial, and this side's dial stays"));
         }
         let title = entry.title();
-        if entry.socket.as_ref().is_some_and(|s| !is_closed(s.as_raw_fd())) {
-            // A dial that crossed ours. Had the peer given the connection up, its end would have
-            // come before this dial.
+        if entry.socket.as_ref().is_some_and(|s| !is_closed(s.as_raw_fd())) && !entry.is_left() {
+            // A dial that crossed ours.
             return Err(Error::new(Status::Busy, "connected already, by the other side's dial"));
         }
         entry.parked = None;
@@ -224,7 +279,8 @@ impl Control {
             shared.core.set_peer(index, down);
         }
         conn.peer = Some((index, s.generation));
-        conn.answered = true;
+        (conn.answered, conn.connection) = (true, offer.connection);
+        self.supersede(index);
         drop(peers);
         if !offer.rails.is_empty() {
             return self.meet(conn, offer);
@@ -233,7 +289,7 @@ impl Control {
             return Err(mixed(shared, &title));
         }
         sys::allow_copies();
-        let bytes = conn.accept(&self.offer(index, None).encode())?;
+        let bytes = conn.accept(&self.offer(index, None, offer.connection, None).encode())?;
         conn.queue(&bytes);
         conn.flush()?;
         self.prove(conn, offer)
@@ -246,7 +302,7 @@ impl Control {
             let text = format!("this side has transport local only; {}", both(&[], &theirs));
             return Err(Error::new(Status::NoRail, text));
         };
-        let mut raise = Raise::acceptor(&self.shared, rails, &offer.rails)?;
+        let mut raise = Raise::acceptor(&self.shared, rails, u32::MAX, &offer.rails)?;
         raise.start(&self.shared);
         conn.raise = Some(raise);
         conn.offer = Some(offer);
@@ -276,6 +332,9 @@ impl Control {
     /// Both sides are ready: the rails and the message stream belong to the engine now.
     fn finish(&self, conn: &mut Conn, rails: u32, early: &[u8]) -> Result<()> {
         let shared = &self.shared;
+        if conn.join.is_some() {
+            return self.finish_join(conn, rails);
+        }
         let (Some((index, generation)), Some(offer)) = (conn.peer, conn.offer.take()) else {
             return Err(Error::new(Status::Internal, "a handshake ended without an offer"));
         };
@@ -292,11 +351,19 @@ impl Control {
         let (links, how) = match &mut conn.raise {
             Some(raise) => {
                 let both = conn.mask.unwrap_or(0) & rails;
-                let proven = raise.take(both);
+                let (proven, next_id) = (raise.take(both), raise.dialled());
                 if proven.is_empty() {
                     return Err(raise.none());
                 }
-                self.install(&mut peers, (index, generation), proven)?
+                peers.entry(index).life = Some(Life {
+                    // Only if both sides know of it is it of use.
+                    id: conn.connection.filter(|id| offer.connection == Some(*id)),
+                    ours: conn.role() == Role::Dialer,
+                    next_id,
+                    ..Life::default()
+                });
+                let (links, names) = self.install(&mut peers, (index, generation), proven, 0);
+                (links, format!("transport verbs, rails {names}"))
             }
             None => {
                 let found =
@@ -309,12 +376,14 @@ impl Control {
         entry.socket = Some(socket);
         entry.dialling = false;
         entry.wanted = false;
-        entry.error = None;
-        entry.address = 0;
+        (entry.error, entry.lament, entry.revive) = (None, None, false);
+        entry.route.clear();
+        entry.backoff.came(Instant::now());
         let (name, title) = (entry.name.clone(), entry.title());
         let early = if conn.raise.is_some() { &[] } else { early };
         let fine = shared.core.attach(index, links, &name, offer.window, early);
         log::info(&format!("connected to {title}: {how}"));
+        peers.tell_up(&shared.core, index, &how);
         if !fine {
             let why = Error::new(Status::Disconnected, "it does not speak the message protocol");
             peers.close(&shared.core, index, &why);
@@ -323,19 +392,21 @@ impl Control {
         Ok(())
     }
 
-    /// Gives the engine its RDMA rails to a peer.
-    fn install(
+    /// Gives the engine RDMA rails to a peer, whose ids count from `first_id` on. Their mailboxes,
+    /// which it gets next, and their names.
+    pub(super) fn install(
         &self,
         peers: &mut Peers,
         (index, generation): (u32, u32),
         proven: Vec<Proven>,
-    ) -> Result<(Links, String)> {
+        first_id: u32,
+    ) -> (Links, String) {
         let core = &self.shared.core;
-        let (mut names, mut links) = (Vec::new(), Vec::new());
+        let (mut links, mut names) = (Vec::new(), Vec::new());
         let entry = peers.entry(index);
         for p in proven {
-            let lane = p.mail.lane;
-            core.connect_rail(lane, (index, p.id), generation, |port| {
+            let (lane, id) = (p.mail.lane, first_id.wrapping_add(p.bit));
+            core.connect_rail(lane, (index, id), generation, |port| {
                 if let AnyPort::Verbs(port) = port {
                     port.connect(index, p.data, p.rail, p.max_msg);
                 }
@@ -347,10 +418,13 @@ impl Control {
                     .filter_map(|r| r.get(lane as usize))
                     .map(|r| format!("{} ({})", r.nic.label(), r.nic.ipv4)),
             );
-            links.push((lane, p.id, AnyLink::Mail(p.link)));
-            entry.mails.push((p.link, p.mail));
+            if let Some(life) = &mut entry.life {
+                life.ids[lane as usize % MAX_RAILS] = Some(id);
+            }
+            links.push((lane, id, AnyLink::Mail(p.link)));
+            entry.mails.push(Line { link: p.link, mail: p.mail, far: p.far });
         }
-        Ok((links, format!("transport verbs, rails {}", names.join(", "))))
+        (links, names.join(", "))
     }
 
     /// Gives the engine the local lanes to a peer, and the socket for messages.
@@ -382,6 +456,10 @@ impl Control {
 
     fn failed(&self, mut conn: Conn, why: Error) {
         conn.refuse(&why);
+        if conn.join.is_some() {
+            self.failed_join(conn, &why);
+            return;
+        }
         let (role, known, answered) = (conn.role(), conn.peer, conn.answered);
         self.dismiss(conn);
         let mut peers = self.shared.peers();
@@ -413,15 +491,14 @@ impl Control {
             }
             return;
         }
-        let more = entry.blob.as_ref().is_some_and(|b| entry.address < b.addrs.len());
-        if !answered && more && why.status == Status::Unreachable {
+        if !answered && !entry.route.is_empty() && why.status == Status::Unreachable {
             // This address did not answer; the peer has others.
             entry.dialling = false;
             entry.wanted = true;
             entry.dialled = None;
             return;
         }
-        entry.address = 0;
+        entry.route.clear();
         let title = entry.title();
         self.give_up(
             &mut peers,

@@ -27,7 +27,7 @@ const UNPROVEN: usize = 128;
 /// The same while rails prove themselves, in milliseconds.
 const SOON: i32 = 1;
 /// How often the thread looks around by itself while it waits for somebody.
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
 /// How long nobody is accepted after the system refused to.
 const DEAF: Duration = Duration::from_secs(1);
 /// How soon a peer that could not be reached is dialled again at the earliest.
@@ -44,11 +44,13 @@ pub(super) struct Control {
     stalls: Stalls,
     watch: Watch,
     stats: Stats,
+    /// When somebody is to be dialled, or given up, at the latest.
+    alarm: Option<Instant>,
 }
 
 impl Control {
     pub(super) fn new(shared: Arc<Shared>, listeners: Vec<TcpListener>) -> Control {
-        let stats = Stats::new(&shared);
+        let (stats, watch) = (Stats::new(&shared), Watch::new(&shared));
         Control {
             shared,
             listeners,
@@ -56,8 +58,9 @@ impl Control {
             files: Vec::new(),
             deaf_until: None,
             stalls: Stalls::default(),
-            watch: Watch::default(),
+            watch,
             stats,
+            alarm: None,
         }
     }
 
@@ -74,7 +77,9 @@ impl Control {
             self.drive();
             self.bury();
             self.watch.look(&self.shared);
+            self.alarm = self.rejoin();
             self.shared.core.forgive();
+            self.shared.teller.deliver();
             self.stalls.look(&self.shared);
             self.stats.look(&self.shared);
         }
@@ -98,7 +103,7 @@ impl Control {
         }
         let peers = self.shared.peers();
         for (index, fd) in peers.sockets() {
-            files.push(sys::interest(fd, libc::POLLRDHUP));
+            files.push(sys::interest(fd, peers.awaits(index)));
             // A forked child keeps the socket open beyond the peer's end.
             files.extend(peers.rows.current(index).map(|p| sys::interest(p, libc::POLLIN)));
         }
@@ -113,18 +118,20 @@ impl Control {
             SOON
         } else if !self.conns.is_empty() || self.stats.is_on() || waiting {
             TICK.as_millis() as i32
-        } else if self.shared.core.transfers_used() > 0
-            || self.watch.is_worried()
-            || peers.message_lanes().next().is_some()
-        {
-            let nics = self.shared.nics() > 0;
-            let stalls = Stalls::pause(&self.shared);
-            let pause = if nics { stalls.min(Watch::pause(&self.shared)) } else { stalls };
-            pause.as_millis() as i32
+        } else if self.shared.core.transfers_used() > 0 {
+            Stalls::pause(&self.shared).as_millis() as i32
         } else {
             -1
         };
+        let messages = peers.message_lanes().next().is_some();
         drop(peers);
+        let watch = Some(self.watch.pause(&self.shared, messages));
+        let watch = watch.filter(|_| self.shared.nics() > 0).map(|pause| pause.as_millis() as i32);
+        // Rounded up, or the last millisecond is spent in a spin.
+        let alarm = self.alarm.map(|t| t.saturating_duration_since(Instant::now()));
+        let alarm = alarm.map(|left| left.as_millis() as i32 + 1);
+        let least = [watch, alarm].into_iter().flatten().min();
+        let ms = least.map_or(ms, |least| if ms < 0 { least } else { ms.min(least) });
         if self.shared.core.has_broken() {
             self.shared.core.control_bell().rise();
             return;
@@ -201,8 +208,18 @@ impl Control {
 
     /// A dial failed: what waits for the peer ends.
     pub(super) fn give_up(&self, peers: &mut Peers, index: u32, why: Error) {
-        log::warn(&format!("no connection: {why}"));
-        peers.entry(index).dialling = false;
+        let entry = peers.entry(index);
+        entry.dialling = false;
+        if entry.lament.as_ref() != Some(&why.message) {
+            log::warn(&format!("no connection: {why}"));
+            // Said once only of what nobody asked for.
+            entry.lament = Some(why.message.clone()).filter(|_| entry.revive);
+        }
+        // Another incarnation, or another secret: this one never comes back.
+        entry.revive &= why.status != Status::Refused;
+        if entry.revive {
+            entry.backoff.failed(Instant::now());
+        }
         if self.shared.core.peer_state(index).link != Link::Up {
             peers.close(&self.shared.core, index, &why);
         } else {
@@ -211,63 +228,39 @@ impl Control {
         self.shared.changed.notify_all();
     }
 
-    /// Peers whose stream was closed or broke: what they sent before is read, then they are dead.
+    /// Takes off rails that broke, and ends peers that are gone: what they sent before is read, then
+    /// they are dead.
     fn bury(&self) {
         let shared = &self.shared;
         // Under the lock, so that no mark is of a connection before the one that is here now.
         let mut peers = shared.peers();
-        let mut gone: Vec<u32> = core::iter::from_fn(|| shared.core.next_broken()).collect();
+        let closed = || "its connection was closed".to_owned();
+        let mut gone: Vec<(u32, String)> =
+            core::iter::from_fn(|| shared.core.next_broken()).map(|i| (i, closed())).collect();
         for index in core::iter::from_fn(|| shared.core.next_limping()) {
-            if peers.entry(index).mails.is_empty() {
-                gone.push(index);
-            } else if peers.drop_lost(&shared.core, index) {
-                self.say_limping(&mut peers, index);
-            }
-            if shared.core.rails(index) == 0 {
-                gone.push(index);
+            if peers.entry(index).life.is_some() {
+                self.tend(&mut peers, index);
+            } else {
+                // A rail of transport `local` breaks with the process.
+                gone.push((index, closed()));
             }
         }
+        self.hear(&mut peers);
         for (index, fd) in peers.sockets() {
             if is_closed(fd) || peers.rows.current(index).is_some_and(sys::is_ready) {
-                gone.push(index);
+                gone.push((index, closed()));
             }
         }
-        gone.sort_unstable();
-        gone.dedup();
-        for index in gone {
+        gone.extend(self.lost_at_sea(&mut peers, Instant::now()));
+        for (index, how) in gone {
             if index == SELF || shared.core.peer_state(index).link != Link::Up {
                 continue;
             }
-            shared.core.drain_stream(index);
-            let why = Error::new(
-                Status::Disconnected,
-                format!("{} is gone: its connection was closed", peers.entry(index).title()),
-            );
-            log::info(&why.message);
-            peers.close(&shared.core, index, &why);
-            if peers.entry(index).blob.is_none() {
-                // It only ever dialled us: nothing of it is kept.
-                peers.remove(&shared.core, index, &why);
-            }
-            shared.changed.notify_all();
+            let entry = peers.entry(index);
+            let text = format!("{} is gone: {how}", entry.title());
+            let adrift = entry.life.as_ref().is_some_and(|l| l.adrift.is_some());
+            self.part(&mut peers, index, &Error::new(Status::Disconnected, text), adrift);
         }
-    }
-
-    /// Which rails to a peer broke, and which are left.
-    fn say_limping(&self, peers: &mut Peers, index: u32) {
-        let rails = self.shared.core.rails(index);
-        let entry = peers.entry(index);
-        let names = |up: bool| {
-            let lanes = (0..self.shared.nics()).filter(|lane| (rails & (1 << lane) != 0) == up);
-            let rails = |lane| self.shared.rails.as_ref()?.get(lane as usize);
-            lanes.filter_map(rails).map(|r| r.nic.label()).collect::<Vec<_>>().join(", ")
-        };
-        log::warn(&format!(
-            "{}: rail {} broke and comes back at the next connect; left: {}",
-            entry.title(),
-            names(false),
-            names(true)
-        ));
     }
 
     fn shut_down(&mut self) {

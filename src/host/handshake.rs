@@ -61,7 +61,7 @@ pub struct Version {
 }
 
 /// What this build speaks.
-pub const WIRE: Version = Version { major: 1, minor: 0 };
+pub const WIRE: Version = Version { major: 1, minor: 1 };
 
 impl core::fmt::Display for Version {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {

@@ -1,6 +1,7 @@
 //! The std part: parameters, metadata blobs, bootstrap, threads, pools. It may allocate and may
 //! block; nothing under it may.
 
+mod backoff;
 pub mod blob;
 pub mod config;
 mod conn;
@@ -10,6 +11,7 @@ pub mod engine;
 pub mod error;
 pub mod handshake;
 mod inbox;
+mod join;
 mod keylist;
 pub mod log;
 pub mod nics;
@@ -25,6 +27,7 @@ mod shared;
 mod stall;
 mod stats;
 mod sys;
+pub mod tell;
 mod watch;
 pub mod wire;
 mod worker;

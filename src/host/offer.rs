@@ -12,6 +12,17 @@ const HOST: u16 = 1;
 const LOCAL: u16 = 2;
 const WINDOW: u16 = 3;
 const RAILS: u16 = 4;
+const CONNECTION: u16 = 5;
+const JOIN: u16 = 6;
+
+/// What a handshake says that adds rails to a connection.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct JoinPart {
+    /// Id of the dialler's first rail here; the others count on.
+    pub(super) first_id: u32,
+    /// Ids of this connection's rails that are up on this side.
+    pub(super) alive: Vec<u32>,
+}
 
 /// One side's offer.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -24,6 +35,10 @@ pub(super) struct RailOffer {
     pub(super) window: u64,
     /// Its rails; none: it has transport `local` only.
     pub(super) rails: Vec<RailPart>,
+    /// Number of the connection; none: a build that joins nothing (1.0).
+    pub(super) connection: Option<u64>,
+    /// Present when rails join a connection that lives.
+    pub(super) join: Option<JoinPart>,
 }
 
 impl RailOffer {
@@ -46,6 +61,19 @@ impl RailOffer {
                 w.counted(|w| rail.put(w));
             }
         });
+        if let Some(id) = self.connection {
+            w.tlv(CONNECTION, |w| {
+                w.u64(id);
+            });
+        }
+        if let Some(join) = &self.join {
+            w.tlv(JOIN, |w| {
+                w.u32(join.first_id).u8(join.alive.len().min(MAX_RAILS) as u8);
+                for id in join.alive.iter().take(MAX_RAILS) {
+                    w.u32(*id);
+                }
+            });
+        }
         w.finish()
     }
 
@@ -63,6 +91,14 @@ impl RailOffer {
                 WINDOW => offer.window = body.u64().map_err(short)?,
                 RAILS => {
                     offer.rails = rails(&mut body).map_err(short)?;
+                    continue;
+                }
+                CONNECTION => {
+                    offer.connection = Some(body.u64().map_err(short)?);
+                    continue;
+                }
+                JOIN => {
+                    offer.join = Some(join(&mut body).map_err(short)?);
                     continue;
                 }
                 _ => continue,
@@ -86,6 +122,14 @@ fn rails(r: &mut Reader<'_>) -> core::result::Result<Vec<RailPart>, Short> {
     Ok(rails)
 }
 
+fn join(r: &mut Reader<'_>) -> core::result::Result<JoinPart, Short> {
+    let mut join = JoinPart { first_id: r.u32()?, alive: Vec::new() };
+    for _ in 0..usize::from(r.u8()?).min(MAX_RAILS) {
+        join.alive.push(r.u32()?);
+    }
+    Ok(join)
+}
+
 fn local(r: &mut Reader<'_>) -> core::result::Result<Offer, Short> {
     Ok(Offer {
         pid: r.u32()?,
@@ -102,9 +146,8 @@ fn local(r: &mut Reader<'_>) -> core::result::Result<Offer, Short> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn round_trips_and_every_cut_is_an_error() {
-        let offer = RailOffer {
+    fn offer() -> RailOffer {
+        RailOffer {
             host: HostOffer { boot_id: [7; 16], pid_ns: 9, uid: 1, pid: 2 },
             local: Offer {
                 pid: 2,
@@ -117,13 +160,42 @@ mod tests {
             },
             window: 1 << 20,
             rails: Vec::new(),
-        };
-        let bytes = offer.encode();
-        assert_eq!(RailOffer::decode(&bytes).unwrap(), offer);
-        for n in 0..bytes.len() {
-            // The rails come last and may be missing: an older build has none.
-            let without = n == bytes.len() - 7;
-            assert_eq!(RailOffer::decode(&bytes[..n]).is_ok(), without, "cut at {n}");
+            connection: Some(0x0102_0304_0506_0708),
+            join: Some(JoinPart { first_id: 9, alive: vec![1, 4] }),
         }
+    }
+
+    #[test]
+    fn round_trips_and_every_cut_is_an_error() {
+        let full = offer();
+        let bytes = full.encode();
+        assert_eq!(RailOffer::decode(&bytes).unwrap(), full);
+        // What newer builds added comes last and may be missing: rails, connection, join.
+        let join = 6 + 4 + 1 + 2 * 4;
+        let connection = 6 + 8;
+        let ends = [join, join + connection, join + connection + 7].map(|n| bytes.len() - n);
+        for n in 0..bytes.len() {
+            assert_eq!(RailOffer::decode(&bytes[..n]).is_ok(), ends.contains(&n), "cut at {n}");
+        }
+    }
+
+    #[test]
+    fn an_offer_of_a_build_without_joins_has_no_connection() {
+        let old = RailOffer { connection: None, join: None, ..offer() };
+        let seen = RailOffer::decode(&old.encode()).unwrap();
+        assert_eq!((seen.connection, seen.join), (None, None));
+    }
+
+    #[test]
+    fn no_more_ids_are_taken_than_there_can_be_rails() {
+        let ids: Vec<u32> = (0..MAX_RAILS as u32 + 5).collect();
+        let many = RailOffer { join: Some(JoinPart { first_id: 0, alive: ids }), ..offer() };
+        let seen = RailOffer::decode(&many.encode()).unwrap().join.unwrap();
+        assert_eq!(seen.alive.len(), MAX_RAILS);
+        let mut bytes = offer().encode();
+        // The count of the join record, whose body it is the fifth byte of.
+        let at = bytes.len() - 2 * 4 - 1;
+        bytes[at] = 255;
+        assert!(RailOffer::decode(&bytes).is_err());
     }
 }

@@ -2,24 +2,55 @@
 //! which is also what makes the control side of the engine one thread at a time. Neither check nor
 //! notifs nor notify takes it.
 
-use std::collections::HashMap;
+use core::net::{Ipv4Addr, SocketAddrV4};
+use core::time::Duration;
+use std::collections::{HashMap, VecDeque};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::backoff::Backoff;
 use super::blob::ConnBlob;
 use super::error::{hex, shown, Error};
 use super::keylist;
 use super::pool::Pool;
+use super::rail::MAX_RAILS;
 use super::raise::Mail;
 use super::rows::Rows;
 use super::shared::Core;
+use super::tell::{Event, EventKind, Teller, NO_LANE};
 use crate::engine::peer::{Link, PeerState, SELF};
 use crate::nic::any::AnyLink;
 use crate::nic::local::{PeerMemory, Share};
 use crate::nic::verbs::mail::MailLink;
 use crate::status::Status;
+
+/// The message queue pair of an RDMA rail.
+pub(super) struct Line {
+    pub(super) link: MailLink<'static>,
+    pub(super) mail: Mail,
+    /// The address of the rail's other end.
+    pub(super) far: Ipv4Addr,
+}
+
+/// A connection over RDMA rails, as long as it lives.
+#[derive(Default)]
+pub(super) struct Life {
+    /// What both sides call it; `None`: the other side joins no rails (1.0).
+    pub(super) id: Option<u64>,
+    /// This side's dial made it, so this side's dials keep it up.
+    pub(super) ours: bool,
+    /// Ids from here on were given to no rail yet.
+    pub(super) next_id: u32,
+    /// Id of the last rail of each lane, up or not.
+    pub(super) ids: [Option<u32>; MAX_RAILS],
+    /// Since when it has no rail.
+    pub(super) adrift: Option<Instant>,
+    /// Part of a number that has come over the connection.
+    pub(super) part: Vec<u8>,
+}
 
 /// A peer's slot as the host knows it.
 #[derive(Default)]
@@ -31,9 +62,19 @@ pub(super) struct Entry {
     pub(super) memory: Option<PeerMemory>,
     pub(super) socket: Option<TcpStream>,
     /// Message queue pairs of its RDMA rails, with their streams.
-    pub(super) mails: Vec<(MailLink<'static>, Mail)>,
-    /// Which of its addresses the next dial tries.
-    pub(super) address: usize,
+    pub(super) mails: Vec<Line>,
+    /// Its connection, if that is over RDMA rails.
+    pub(super) life: Option<Life>,
+    /// When rails may be dialled for again, or the peer that died for want of them.
+    pub(super) backoff: Backoff,
+    /// A join of ours is under way.
+    pub(super) joining: bool,
+    /// It died for want of rails: it is dialled until it is there again.
+    pub(super) revive: bool,
+    /// Why the last dial for rails came to nothing, so that this is said once.
+    pub(super) lament: Option<String>,
+    /// Its addresses that the present dial has not tried yet.
+    pub(super) route: VecDeque<SocketAddrV4>,
     /// Our dials so far.
     pub(super) attempt: u64,
     /// A dial of ours is under way.
@@ -53,6 +94,42 @@ impl Entry {
     pub(super) fn title(&self) -> String {
         format!("{} (incarnation {})", shown(&self.name, 64), &hex(&self.incarnation)[..8])
     }
+
+    /// Says over the connection that the last rail of a lane is closed here. A hint that saves time:
+    /// where it is lost the other side finds out by itself.
+    pub(super) fn tell_down(&mut self, lane: u32) {
+        let life = self.life.as_ref().filter(|l| l.id.is_some());
+        let id = life.and_then(|l| l.ids.get(lane as usize).copied().flatten());
+        if let (Some(id), Some(socket)) = (id, &mut self.socket) {
+            // Fewer bytes than any socket takes at once, or none when the other side reads nothing.
+            let _ = socket.write(&id.to_le_bytes());
+        }
+    }
+
+    /// The rails of which the other side said so since the last call, by their ids.
+    pub(super) fn told_down(&mut self) -> Vec<u32> {
+        let life = self.life.as_mut().filter(|l| l.id.is_some());
+        let (Some(life), Some(socket)) = (life, &mut self.socket) else { return Vec::new() };
+        let mut bytes = [0; 4 * MAX_RAILS];
+        // Its end is noticed elsewhere.
+        let n = socket.read(&mut bytes).unwrap_or(0);
+        if n == 0 {
+            return Vec::new();
+        }
+        life.part.extend_from_slice(&bytes[..n]);
+        let (words, rest) = life.part.as_chunks::<4>();
+        let (ids, rest) = (words.iter().map(|w| u32::from_le_bytes(*w)).collect(), rest.to_vec());
+        life.part = rest;
+        ids
+    }
+
+    /// Whether a new dial of the peer shows that it has left the connection, though its end has not
+    /// come: a side never dials anew what it dialled and still has. A connection of our own dial
+    /// without a rail is in doubt, and then the other side's word counts.
+    pub(super) fn is_left(&self) -> bool {
+        let life = self.life.as_ref().filter(|l| l.id.is_some());
+        life.is_some_and(|l| !l.ours || l.adrift.is_some())
+    }
 }
 
 /// All peers.
@@ -61,16 +138,23 @@ pub(super) struct Peers {
     pub(super) by_name: HashMap<Vec<u8>, u32>,
     pub(super) rows: Rows,
     pool: Arc<Pool>,
+    teller: Arc<Teller>,
 }
 
 impl Peers {
-    pub(super) fn new(count: u32, name: &[u8], incarnation: [u8; 16], pool: Arc<Pool>) -> Peers {
+    pub(super) fn new(
+        count: u32,
+        name: &[u8],
+        incarnation: [u8; 16],
+        pool: Arc<Pool>,
+        teller: Arc<Teller>,
+    ) -> Peers {
         let mut entries: Vec<Entry> = (0..count).map(|_| Entry::default()).collect();
         let own = &mut entries[SELF as usize];
         own.name = name.to_vec();
         own.incarnation = incarnation;
         let by_name = HashMap::from([(name.to_vec(), SELF)]);
-        Peers { entries, by_name, rows: Rows::new(count), pool }
+        Peers { entries, by_name, rows: Rows::new(count), pool, teller }
     }
 
     pub(super) fn entry(&mut self, index: u32) -> &mut Entry {
@@ -123,19 +207,31 @@ impl Peers {
     /// Ends a connection: transfers and messages end with the error; nothing touches memory any
     /// more. The peer stays known. Bounded by one batch of each lane.
     pub(super) fn close(&mut self, core: &Core, index: u32, why: &Error) {
+        let was = core.peer_state(index).link;
         for link in core.close_peer(index, why.status) {
             if let AnyLink::Stream(stream) = link.link {
                 core.with_net(|net| net.watch(&stream, None));
             }
         }
+        if was == Link::Up {
+            let title = self.entry(index).title();
+            let text = if why.message.contains(&title) {
+                why.message.clone()
+            } else {
+                format!("{title}: {}", why.message)
+            };
+            self.tell(core, index, EventKind::PeerGone, why.status, text);
+        }
         let entry = self.entry(index);
         let mails = core::mem::take(&mut entry.mails);
         core.with_net(|net| {
-            for (link, mail) in &mails {
-                net.close_mail(index, mail.lane, link);
+            for line in &mails {
+                net.close_mail(index, line.mail.lane, &line.link);
             }
         });
         drop(mails);
+        entry.life = None;
+        entry.joining = false;
         entry.error = Some(why.clone());
         entry.parked = None;
         if let Some(memory) = entry.memory.take() {
@@ -148,24 +244,15 @@ impl Peers {
         }
     }
 
-    /// Closes the rails to a peer that are of no use; the peer is told. True: there were any.
-    pub(super) fn drop_lost(&mut self, core: &Core, index: u32) -> bool {
-        let lost = core.lost(index);
-        let mut any = false;
-        for lane in (0..u32::BITS).filter(|lane| lost & (1 << lane) != 0) {
-            let entry = self.entry(index);
-            let at = entry.mails.iter().position(|(_, mail)| mail.lane == lane);
-            let mail = at.map(|at| entry.mails.swap_remove(at));
-            if let Some((_, mail)) = &mail {
-                mail.stop();
-            }
-            drop(core.drop_rail(lane, index));
-            if let Some((link, mail)) = mail {
-                core.with_net(|net| net.close_mail(index, mail.lane, &link));
-                any = true;
-            }
-        }
-        any
+    /// Tells that a peer is connected, and how.
+    pub(super) fn tell_up(&mut self, core: &Core, index: u32, how: &str) {
+        let text = format!("{} is connected: {how}", self.entry(index).title());
+        self.tell(core, index, EventKind::PeerUp, Status::Ok, text);
+    }
+
+    fn tell(&self, core: &Core, index: u32, kind: EventKind, status: Status, text: String) {
+        let (peer, since) = (core.peer_handle(index).raw(), Duration::ZERO);
+        self.teller.tell(Event { kind, peer, lane: NO_LANE, status, since, text });
     }
 
     /// Closes and forgets a peer: its handle and its regions' handles are stale.
@@ -200,10 +287,17 @@ impl Peers {
         open.filter_map(|(i, e)| Some((i as u32, e.socket.as_ref()?.as_raw_fd())))
     }
 
+    /// What the control thread waits for on a peer's socket. Messages are read by others.
+    pub(super) fn awaits(&self, index: u32) -> i16 {
+        let life = self.entries[index as usize].life.as_ref();
+        let said = life.is_some_and(|l| l.id.is_some());
+        libc::POLLRDHUP | if said { libc::POLLIN } else { 0 }
+    }
+
     /// The message queue pairs: peer and lane.
     pub(super) fn message_lanes(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let entries = self.entries.iter().enumerate();
-        entries.flat_map(|(i, e)| e.mails.iter().map(move |(_, m)| (i as u32, m.lane)))
+        entries.flat_map(|(i, e)| e.mails.iter().map(move |l| (i as u32, l.mail.lane)))
     }
 
     /// True while somebody is to be dialled, or expected to dial.

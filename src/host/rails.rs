@@ -1,5 +1,6 @@
 //! The NICs of an engine: chosen, opened, and what is registered on them.
 
+use core::net::Ipv4Addr;
 use core::num::NonZeroU32;
 use std::ffi::CString;
 use std::path::PathBuf;
@@ -288,6 +289,12 @@ impl Rail {
         // With less than the least fewer peers than configured get through.
         let share = share.min(facts.max_qp_wr).clamp(MAIL_LEAST, MAIL_RECEIVES);
         1 << share.ilog2()
+    }
+
+    /// Whether an address is in the port's subnet.
+    pub(super) fn is_near(&self, ip: Ipv4Addr) -> bool {
+        let mask = u32::MAX.checked_shl(32 - u32::from(self.nic.prefix.min(32))).unwrap_or(0);
+        u32::from(self.nic.ipv4) & mask == u32::from(ip) & mask
     }
 
     /// How this side describes its end of a rail.

@@ -2,7 +2,9 @@
 //! sides, named to each other in the handshake, brought up beside the control thread (a NIC may
 //! resolve an address for seconds), proved by a message each way.
 
+use core::net::Ipv4Addr;
 use core::ptr::NonNull;
+use core::time::Duration;
 use std::sync::mpsc::{channel, Receiver, TryRecvError};
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,9 +39,9 @@ pub(super) struct Mail {
 unsafe impl Send for Mail {}
 
 impl Mail {
-    /// Moves the queue pair to the error state: it takes no more, and what it took is in the
-    /// completion queue.
-    pub(super) fn stop(&self) {
+    /// Moves the queue pair to the error state: nothing more is received, and a peer that still
+    /// sends to it hears so.
+    pub(super) fn fail(&self) {
         if let Some(qp) = &self.qp.0 {
             qp.fail();
         }
@@ -184,10 +186,12 @@ pub(super) struct Proven {
     pub(super) data: Qp,
     /// Which of the peer's NICs it goes to: the row of its rkeys.
     pub(super) rail: u32,
-    /// What both sides call it.
-    pub(super) id: u32,
     /// Longest message that both ends take.
     pub(super) max_msg: u32,
+    /// Its place in the dialler's offer.
+    pub(super) bit: u32,
+    /// The address of the peer's end.
+    pub(super) far: Ipv4Addr,
 }
 
 struct Rising {
@@ -225,6 +229,10 @@ pub(super) struct Raise {
     /// The mailboxes of this peer slot are ours.
     peer: Option<u32>,
     lead: bool,
+    /// How long the other rails may take once one is where all are to be; `None`: to the limit.
+    patience: Option<Duration>,
+    /// When the first of the present phase was.
+    first: Option<Instant>,
 }
 
 impl Drop for Raise {
@@ -249,6 +257,8 @@ impl Raise {
             ours: Vec::new(),
             peer: None,
             lead,
+            patience: None,
+            first: None,
         }
     }
 
@@ -272,10 +282,11 @@ impl Raise {
         }
     }
 
-    /// The dialler's: queue pairs on every NIC, since it does not know which the peer has.
-    pub(super) fn dialler(shared: &Shared, rails: &Arc<Rails>) -> Result<Raise> {
+    /// The dialler's: queue pairs on every NIC of `lanes`, since it does not know which the peer
+    /// has.
+    pub(super) fn dialler(shared: &Shared, rails: &Arc<Rails>, lanes: u32) -> Result<Raise> {
         let mut raise = Raise::new(true);
-        for lane in 0..rails.len() {
+        for lane in (0..rails.len()).filter(|lane| lanes & (1 << lane) != 0) {
             let bit = raise.list.len() as u32;
             raise.add(rails, lane, &shared.config, bit, None);
         }
@@ -286,16 +297,17 @@ impl Raise {
         Ok(raise)
     }
 
-    /// The acceptor's: queue pairs on the NICs that go with one of the dialler's.
+    /// The acceptor's: queue pairs on those NICs of `lanes` that go with one of the dialler's.
     pub(super) fn acceptor(
         shared: &Shared,
         rails: &Arc<Rails>,
+        lanes: u32,
         theirs: &[RailPart],
     ) -> Result<Raise> {
         let mut raise = Raise::new(false);
         raise.theirs = theirs.iter().map(|p| p.end).collect();
         let mut usable = Vec::new();
-        for (lane, rail) in rails.iter().enumerate() {
+        for (lane, rail) in rails.iter().enumerate().filter(|(i, _)| lanes & (1 << i) != 0) {
             match rail.gid() {
                 Ok(gid) => usable.push((lane, rail.end(gid.raw))),
                 Err(e) => raise.faults.push(e.message),
@@ -310,6 +322,30 @@ impl Raise {
             return Err(raise.none());
         }
         Ok(raise)
+    }
+
+    /// Rails that are late by more than `patience` against the first are left behind: a rail that
+    /// works shall not wait for one that does not.
+    pub(super) fn hurry(&mut self, patience: Duration) {
+        self.patience = Some(patience);
+    }
+
+    /// The end of the present phase: `late`, or the end of the patience with those that are behind.
+    fn end(&mut self, late: Instant, any: bool) -> Instant {
+        if any {
+            self.first.get_or_insert_with(Instant::now);
+        }
+        let patience = self.first.zip(self.patience).map(|(first, more)| first + more);
+        patience.map_or(late, |t| late.min(t))
+    }
+
+    /// Rails of the dialler's offer.
+    pub(super) fn dialled(&self) -> u32 {
+        if self.lead {
+            self.list.len() as u32
+        } else {
+            self.theirs.len() as u32
+        }
     }
 
     fn ends(&self) -> Vec<RailEnd> {
@@ -394,10 +430,11 @@ impl Raise {
             }
         };
         let rising = self.list.iter().any(|r| r.pair.is_none() && r.proof.is_none());
+        let late = self.end(late, self.list.iter().any(|r| r.pair.is_some()));
         if waiting && rising && Instant::now() < late {
             return Ok(false);
         }
-        self.up = None;
+        (self.up, self.first) = (None, None);
         for r in self.list.iter_mut().filter(|r| r.pair.is_none() && r.proof.is_none()) {
             r.proof = Some(false);
             self.faults.push(format!("rail {} did not come up in time", r.lane));
@@ -440,6 +477,7 @@ impl Raise {
         for r in self.list.iter_mut().filter(|r| r.proof.is_none()) {
             r.proof = shared.core.with_net(|net| net.mail_proof(peer, r.lane));
         }
+        let late = self.end(late, self.list.iter().any(|r| r.proof == Some(true)));
         if self.list.iter().any(|r| r.proof.is_none()) && Instant::now() < late {
             return Ok(None);
         }
@@ -461,8 +499,8 @@ impl Raise {
             let (Some(mut pair), Some(their)) = (r.pair.take(), r.their) else { continue };
             let (Some(data), Some(link)) = (pair.data.0.take(), r.link.take()) else { continue };
             let max_msg = pair.own.end.max_msg.min(their.end.max_msg.max(1));
-            let rail = u32::from(their.rail);
-            out.push(Proven { mail: pair.mail, link, data, rail, id: r.bit, max_msg });
+            let (rail, bit, far) = (u32::from(their.rail), r.bit, their.end.ipv4);
+            out.push(Proven { mail: pair.mail, link, data, rail, max_msg, bit, far });
         }
         out
     }

@@ -2,9 +2,11 @@
 
 use core::num::NonZeroU32;
 use core::ptr::NonNull;
+use core::time::Duration;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::blob::{ConnBlob, HostOffer};
 use super::config::Config;
@@ -15,6 +17,7 @@ use super::prepare::{Preparer, Tables};
 use super::rail::RailEnd;
 use super::rails::{self, Choice, Rails, Registered};
 use super::sys::{self, Event};
+use super::tell::Teller;
 use crate::engine::arena::{Arena, BLOCK_ALIGN};
 use crate::engine::bell::Bell;
 use crate::engine::core::{Parts, Tuning};
@@ -100,6 +103,14 @@ pub(super) struct Shared {
     /// Longest message that each peer's NICs take, in bytes; 0: not known, or no NICs.
     longest: Vec<AtomicU32>,
     pub(super) changed: Condvar,
+    /// Where events go.
+    pub(super) teller: Arc<Teller>,
+    /// Lanes whose port is of use, one bit each.
+    ports_up: AtomicU32,
+    /// When this was made.
+    born: Instant,
+    /// Milliseconds from then until all links went down, and one; 0: they are not all down.
+    links_down: AtomicU64,
     _block: Block,
 }
 
@@ -255,9 +266,15 @@ impl Shared {
             });
         }
         let pool = Arc::new(pool);
+        let teller = Arc::new(Teller::new(events.clone()));
+        let known = Peers::new(peers, &name, incarnation, pool.clone(), teller.clone());
         Ok(Shared {
+            teller,
+            ports_up: AtomicU32::new((1 << nics) - 1),
+            born: Instant::now(),
+            links_down: AtomicU64::new(0),
             longest: (0..peers).map(|_| AtomicU32::new(0)).collect(),
-            peers: Mutex::new(Peers::new(peers, &name, incarnation, pool.clone())),
+            peers: Mutex::new(known),
             tables: Tables::new(pool.clone(), config.max_tables),
             core,
             pool,
@@ -289,6 +306,33 @@ impl Shared {
     /// Wakes the control thread.
     pub(super) fn nudge(&self) {
         sys::ring(self.events.fd());
+    }
+
+    /// Lanes whose port is of use now, one bit each: where a rail has a chance. Of the watch's last
+    /// look; any thread.
+    pub(super) fn ports_up(&self) -> u32 {
+        self.ports_up.load(Ordering::Acquire)
+    }
+
+    /// The watch only: whether a lane's port is of use.
+    pub(super) fn note_port(&self, lane: u32, up: bool) {
+        if up {
+            self.ports_up.fetch_or(1 << lane, Ordering::AcqRel);
+        } else {
+            self.ports_up.fetch_and(!(1 << lane), Ordering::AcqRel);
+        }
+    }
+
+    /// The watch only: since when all links are down.
+    pub(super) fn note_links(&self, down: Option<Instant>) {
+        let ms = down.map(|t| t.saturating_duration_since(self.born).as_millis() as u64 + 1);
+        self.links_down.store(ms.unwrap_or(0), Ordering::Release);
+    }
+
+    /// How long all links have been down; `None`: they are not.
+    pub(super) fn links_down(&self) -> Option<Duration> {
+        let since = self.links_down.load(Ordering::Acquire).checked_sub(1)?;
+        Some(self.born.elapsed().saturating_sub(Duration::from_millis(since)))
     }
 
     pub(super) fn stopping(&self) -> bool {

@@ -52,6 +52,11 @@ static void notif(void *ctx, const char *name, size_t name_len, const void *msg,
     ++*(int *)ctx;
 }
 
+static void event(void *ctx, const kvr_event *told) {
+    (void)told;
+    ++*(int *)ctx;
+}
+
 static void versions_and_texts(void) {
     char small[8];
     memset(small, 'x', sizeof small);
@@ -201,7 +206,7 @@ static void all_say(kvr_engine *e, kvr_status want) {
     kvr_desc desc = {1, 1, 0, 1};
     kvr_stride stride = {1, 1, 1, 1, 1};
     uint32_t index = 0;
-    uint64_t out = 1;
+    uint64_t out = 1, down = 0;
     size_t len = 0;
     int ctx = 0;
     kvr_transfer_info transfer = {.struct_size = sizeof transfer};
@@ -237,6 +242,8 @@ static void all_say(kvr_engine *e, kvr_status want) {
     IS(kvr_notifs(e, notif, &ctx, &len), want);
     IS(kvr_rail_info_get(e, 0, &rail), want);
     IS(kvr_engine_info_get(e, &engine), want);
+    IS(kvr_links_down(e, &down), want);
+    IS(kvr_set_event_fn(e, event, &ctx), want);
     TRUE(ctx == 0);
 }
 
@@ -448,6 +455,69 @@ static void infos(kvr_engine *e) {
     TRUE(strcmp(newer.known.transport, "local") == 0);
 }
 
+/* What the callback saw of each kind; it runs on the engine's thread. */
+struct seen {
+    _Atomic int of[KVR_EVENT_PEER_UP + 1];
+    _Atomic int wrong;
+    kvr_peer peer;
+    kvr_engine *e;
+};
+
+static void seen(void *ctx, const kvr_event *told) {
+    struct seen *s = ctx;
+    uint64_t ms = 1;
+    int fine = told->struct_size == sizeof *told && told->kind > 0 && told->text[0] != 0;
+    fine = fine && told->kind <= KVR_EVENT_PEER_UP && told->lane == KVR_NO_LANE;
+    fine = fine && told->peer == s->peer && told->since_ms == 0;
+    fine = fine && (told->status == KVR_OK) == (told->kind == KVR_EVENT_PEER_UP);
+    /* Calls that do not wait are allowed here. */
+    fine = fine && kvr_links_down(s->e, &ms) == KVR_OK && ms == 0;
+    if (!fine)
+        s->wrong++;
+    else
+        s->of[told->kind]++;
+}
+
+/* Waits for an event, not for ever. */
+static int comes(_Atomic int *count, int want) {
+    for (int i = 0; i < 30000 && *count < want; i++) poll(NULL, 0, 1);
+    return *count == want;
+}
+
+static void events(kvr_engine *e) {
+    static struct seen s;
+    char blob[1024];
+    size_t len = sizeof blob;
+    kvr_config cfg;
+    kvr_engine *other = NULL;
+    uint64_t ms = 7;
+    kvr_config_init(&cfg, sizeof cfg);
+    kvr_config_set(&cfg, "name", "other");
+    IS(kvr_links_down(e, NULL), KVR_ERR_INVALID);
+    IS(kvr_links_down(e, &ms), KVR_OK);
+    TRUE(ms == 0); /* transport local has no links */
+    IS(kvr_engine_create(&cfg, &other), KVR_OK);
+    IS(kvr_engine_metadata(other, blob, &len), KVR_OK);
+    s.e = e;
+    IS(kvr_peer_add(e, blob, len, NULL, 0, &s.peer), KVR_OK);
+    IS(kvr_peer_connect(e, s.peer, 30000), KVR_OK);
+    IS(kvr_set_event_fn(e, seen, &s), KVR_OK);
+    IS(kvr_engine_destroy(other), KVR_OK);
+    TRUE(comes(&s.of[KVR_EVENT_PEER_GONE], 1) && s.of[KVR_EVENT_PEER_UP] == 0);
+    IS(kvr_peer_remove(e, s.peer), KVR_OK);
+    other = NULL, len = sizeof blob;
+    IS(kvr_engine_create(&cfg, &other), KVR_OK);
+    IS(kvr_engine_metadata(other, blob, &len), KVR_OK);
+    IS(kvr_set_event_fn(e, NULL, NULL), KVR_OK);
+    IS(kvr_peer_add(e, blob, len, NULL, 0, &s.peer), KVR_OK);
+    IS(kvr_set_event_fn(e, seen, &s), KVR_OK);
+    IS(kvr_peer_connect(e, s.peer, 30000), KVR_OK);
+    IS(kvr_peer_remove(e, s.peer), KVR_OK);
+    TRUE(comes(&s.of[KVR_EVENT_PEER_GONE], 2));
+    IS(kvr_engine_destroy(other), KVR_OK);
+    TRUE(s.of[KVR_EVENT_PEER_UP] <= 1 && s.wrong == 0);
+}
+
 static void forked(kvr_engine *e) {
     fflush(NULL);
     pid_t child = fork();
@@ -488,6 +558,7 @@ int main(void) {
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) bad_handles(e, bad[i]);
     bad_pointers(e);
     infos(e);
+    events(e);
     forked(e);
     IS(kvr_engine_destroy(e), KVR_OK);
     IS(kvr_log_set(NULL, NULL), KVR_OK);

@@ -128,6 +128,10 @@ fn inputs(layout: &mut Layout) {
             traffic_class: u32,
             service_level: u32,
             rail_timeout_ms: u32,
+            keepalive_ms: u32,
+            link_debounce_ms: u32,
+            peer_timeout_ms: u32,
+            reserved: u32,
         }
     );
 }
@@ -177,6 +181,18 @@ fn reports(layout: &mut Layout) {
             transport: [core::ffi::c_char; KVR_TRANSPORT_LEN],
             listen: [core::ffi::c_char; KVR_LISTEN_LEN],
             reserved: u32,
+        }
+    );
+    layout!(
+        layout,
+        kvr_event {
+            struct_size: u32,
+            kind: u32,
+            peer: kvr_peer,
+            lane: u32,
+            status: kvr_status,
+            since_ms: u64,
+            text: *const core::ffi::c_char,
         }
     );
 }

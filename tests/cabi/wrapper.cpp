@@ -1,6 +1,9 @@
 /* What kvrail.hpp adds to the C ABI: owners that move, exceptions with a status and a text. */
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 #include <type_traits>
 
 #include "kvrail.hpp"
@@ -98,6 +101,24 @@ void loopback(kvrail::Engine &engine) {
     TRUE(arrived);
 }
 
+void links_and_events(kvrail::Engine &engine) {
+    static std::atomic<int> told{0};
+    TRUE(engine.links_down() == 0);
+    kvrail::Config config;
+    config.set("name", "neighbour");
+    {
+        kvrail::Engine other(config);
+        kvrail::Peer peer = engine.add(other.metadata());
+        engine.on_event([](void *ctx, const kvr_event *) { ++*static_cast<decltype(told) *>(ctx); },
+                        &told);
+        peer.connect(30000);
+    }
+    for (int i = 0; i < 30000 && told == 0; i++)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    TRUE(told > 0);
+    engine.on_event(nullptr, nullptr);
+}
+
 void in_a_block(const kvrail::Config &config) {
     std::vector<unsigned char> block(kvrail::Engine::size(config));
     kvrail::Engine engine(config, block.data(), block.size());
@@ -116,6 +137,7 @@ int main() {
         kvrail::Engine engine(config);
         owners(engine);
         loopback(engine);
+        links_and_events(engine);
         in_a_block(config);
         std::printf("wrapper.cpp: OK\n");
         return 0;

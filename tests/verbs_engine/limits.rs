@@ -74,7 +74,7 @@ fn remote_neighbours_share_a_work_request_up_to_the_limit_of_pieces() {
     let fake = alone!(2, &twins(1));
     for (sges, want) in [(1, 64), (4, 16), (16, 4)] {
         fake.set(&format!("*.max_sge={sges}"));
-        let mut pair = Pair::twins(1, MIB, |_| {});
+        let mut pair = Pair::twins(1, MIB, |c| c.keepalive_ms = 0);
         // Neighbours there, apart here.
         let piece = |i: usize| Piece { here: i * 8192, there: i * 4096, len: 4096 };
         let pieces: Vec<_> = (0..64).map(piece).collect();

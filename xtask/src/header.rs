@@ -13,8 +13,10 @@ pub const PATH: &str = "include/kvrail.h";
 const WIDTH: usize = 100;
 
 /// The order of the header.
-const SOURCES: &[&str] =
-    &["types", "error", "config", "engine", "peer", "region", "table", "transfer", "notify", "log"];
+const SOURCES: &[&str] = &[
+    "types", "error", "config", "engine", "peer", "region", "table", "transfer", "notify", "event",
+    "log",
+];
 
 const CHAPTERS: &str = "\
 /* kvrail: moves a KV cache between processes and machines. C ABI for C99, C++11 and later.
@@ -35,8 +37,9 @@ const CHAPTERS: &str = "\
  *   Every function may be called from any thread at any time, with two exceptions:
  *   kvr_engine_destroy must be the only call with its engine, and one kvr_config must not be used
  *   by two calls at once. No function blocks unless its comment says so and for how long.
- *   Callbacks run on the calling thread (kvr_notifs) or on any (kvr_log_set). An engine belongs to
- *   the process that made it: in a forked child its calls return KVR_ERR_FORKED.
+ *   Callbacks run on the calling thread (kvr_notifs), on the engine's control thread
+ *   (kvr_set_event_fn) or on any (kvr_log_set). An engine belongs to the process that made it: in
+ *   a forked child its calls return KVR_ERR_FORKED.
  *
  * Errors
  *   Functions return a kvr_status: 0 done, positive not finished, negative an error.

@@ -321,10 +321,31 @@ pub(super) const KEYS: &[Key] = &[
     ),
     number_key(
         "rail_timeout_ms",
-        "a rail without any completion for this long is broken, 10..=600000 ms; unused by local",
+        "a rail is broken by this long without a completion, 10..=600000 ms; unused by local",
         |c| &mut c.rail_timeout_ms,
         Unit::Ms,
         10..=600_000,
+    ),
+    number_key(
+        "keepalive_ms",
+        "an idle rail proves itself this often, 0..=600000 ms, 0: never; unused by local",
+        |c| &mut c.keepalive_ms,
+        Unit::Ms,
+        0..=600_000,
+    ),
+    number_key(
+        "link_debounce_ms",
+        "all links down, or up again, counts after this, 0..=600000 ms; unused by local",
+        |c| &mut c.link_debounce_ms,
+        Unit::Ms,
+        0..=600_000,
+    ),
+    number_key(
+        "peer_timeout_ms",
+        "a peer without any rail for this long is dead, 1..=600000 ms; unused by local",
+        |c| &mut c.peer_timeout_ms,
+        Unit::Ms,
+        WAIT,
     ),
 ];
 

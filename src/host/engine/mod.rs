@@ -19,7 +19,7 @@ use super::config::Config;
 use super::control::{self, Control};
 use super::error::{Error, Result};
 use super::shared::{block_bytes, Shared};
-use super::{log, sys, worker};
+use super::{log, sys, watch, worker};
 use crate::engine::region::View;
 use crate::status::Status;
 use crate::sync::Ordering;
@@ -57,6 +57,20 @@ fn say_fallback(why: Option<&str>) {
             ));
         });
     }
+}
+
+/// When a rail that became silent is found, in words.
+fn patience(c: &Config) -> String {
+    let (nominal, worst) = watch::acknowledgement(c.ack_timeout, c.retry);
+    format!(
+        "a silent rail is closed after {} ms (rail_timeout_ms) or when its NIC gives up, after {} \
+         to {} ms (ack_timeout {}, retry {})",
+        c.rail_timeout_ms,
+        nominal.as_millis(),
+        worst.as_millis(),
+        c.ack_timeout,
+        c.retry
+    )
 }
 
 /// Listens where peers are told to dial: at the configured address, else at the NICs' own, else on
@@ -158,7 +172,10 @@ impl Engine {
         }
         let rails = match &shared.rails {
             None => format!("{} rails", shared.config.rails),
-            Some(r) => r.iter().map(|r| r.nic.label()).collect::<Vec<_>>().join(", "),
+            Some(r) => {
+                let names: Vec<_> = r.iter().map(|r| r.nic.label()).collect();
+                format!("{}; {}", names.join(", "), patience(&shared.config))
+            }
         };
         log::info(&format!(
             "engine at {}: transport {}, {rails}",

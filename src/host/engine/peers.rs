@@ -9,6 +9,7 @@ use crate::handle::Handle;
 use crate::host::blob::ConnBlob;
 use crate::host::connect;
 use crate::host::error::{shown, Error, Result};
+use crate::host::peers::Entry;
 use crate::status::Status;
 
 impl Engine {
@@ -36,6 +37,8 @@ impl Engine {
         let s = shared.core.peer_state(index);
         let entry = peers.entry(index);
         shared.learn_longest(index, blob.rails.iter().copied());
+        // Other addresses of the same engine count from the next dial on.
+        entry.route.clear();
         entry.blob = Some(blob);
         if s.link != Link::Up {
             entry.wanted = true;
@@ -73,18 +76,24 @@ impl Engine {
         Error::new(status, known.map_or_else(|| "the peer is gone".into(), |e| e.message))
     }
 
-    /// How things stand with a peer: connected, or being dialled, or an error that says why not.
+    /// How things stand with a peer: connected, or being dialled (or without a rail for the moment),
+    /// or an error that says why not.
     pub fn peer_state(&self, peer: u64) -> Result<Status> {
         let (index, s) = self.peer(peer)?;
         match s.link {
-            Link::Up => Ok(Status::Ok),
-            Link::Down => Ok(Status::InProgress),
+            Link::Up if self.has_rail(index) => Ok(Status::Ok),
+            Link::Up | Link::Down => Ok(Status::InProgress),
             _ => Err(self.peer_error(index, s.status)),
         }
     }
 
-    /// Waits until a peer is connected or failed, at most `timeout`. Dials again if it was given
-    /// up.
+    /// False for a peer whose rails all broke: it counts as connected for a while, and waits.
+    fn has_rail(&self, index: u32) -> bool {
+        self.shared.core.rails(index) != 0
+    }
+
+    /// Waits until a peer is connected, with a rail at least, or failed, at most `timeout`. Dials
+    /// again if it was given up.
     pub fn peer_connect(&self, peer: u64, timeout: Duration) -> Result<()> {
         let (index, s) = self.peer(peer)?;
         let shared = self.here()?;
@@ -95,7 +104,7 @@ impl Engine {
         let mut peers = shared.peers();
         loop {
             match shared.core.peer(peer).map_err(|s| bad_handle("peer", peer, s))?.1 {
-                s if s.link == Link::Up => return Ok(()),
+                s if s.link == Link::Up && self.has_rail(index) => return Ok(()),
                 s if s.link == Link::Dead => {
                     drop(peers);
                     return Err(self.peer_error(index, s.status));
@@ -125,6 +134,18 @@ impl Engine {
             self.shared.core.set_peer(index, PeerState { link: Link::Down, ..s });
             self.shared.nudge();
         }
+    }
+
+    /// Whether what was refused for a dead peer's sake may wait for a new dial, which begins: with
+    /// RDMA rails, and a blob to dial by.
+    pub(super) fn may_wait(&self, index: u32) -> bool {
+        let dead = self.shared.core.peer_state(index).link == Link::Dead;
+        let blob = |e: &Entry| e.blob.as_ref().is_some_and(|b| !b.rails.is_empty());
+        let verbs = self.shared.rails.is_some() && blob(self.shared.peers().entry(index));
+        if dead && verbs {
+            self.redial(index);
+        }
+        dead && verbs
     }
 
     /// Ends and forgets a peer: its transfers end with `Disconnected`, its handle and its regions'

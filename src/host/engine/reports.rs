@@ -1,8 +1,11 @@
 //! What an engine tells about itself.
 
+use core::time::Duration;
+
 use super::Engine;
 use crate::engine::transfer::Info;
 use crate::host::error::{Error, Result};
+use crate::host::tell::EventFn;
 use crate::status::Status;
 use crate::sync::Ordering;
 
@@ -81,6 +84,23 @@ impl Engine {
             None => format!("local{lane}"),
             Some(r) => r.get(lane as usize).map_or_else(|| "self".into(), |r| r.nic.label()),
         }
+    }
+
+    /// How long every port of this engine's rails has been down; `None`: one is up. Of the rails'
+    /// own ports, not of every NIC of the host; a port that lost its address counts as down. What
+    /// lasts less than `link_debounce_ms` does not count, neither down nor up. With transport
+    /// `local` there are no ports, so none is ever down.
+    pub fn links_down(&self) -> Option<Duration> {
+        self.shared.links_down()
+    }
+
+    /// Who takes this engine's events from now on: called on its control thread, which does nothing
+    /// else meanwhile, and with no lock held. `None`: nobody. An event of before is not told; the
+    /// one that is being told may last longer than this call. None is told once the engine is
+    /// dropped.
+    pub fn set_event_fn(&self, to: Option<EventFn>) -> Result<()> {
+        self.here()?.teller.set(to);
+        Ok(())
     }
 
     /// What the engine holds now.

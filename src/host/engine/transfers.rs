@@ -70,14 +70,17 @@ impl Engine {
     }
 
     /// Posts a transfer that is at rest; the message, if any, is delivered after the data. Never
-    /// waits.
+    /// waits. To a peer with RDMA rails that was given up it is taken too, and waits for the dial
+    /// that begins with it.
     pub fn post(&self, transfer: u64, notif: Option<&[u8]>) -> Result<Status> {
         let shared = self.here()?;
         let start = Instant::now();
-        let status = shared
-            .core
-            .post(transfer, notif)
-            .map_err(|s| self.post_error(transfer, s, notif.map_or(0, <[u8]>::len)))?;
+        let status = match shared.core.post(transfer, notif) {
+            Err(s) if self.may_post_again(transfer, s) => shared.core.post(transfer, notif),
+            other => other,
+        };
+        let status =
+            status.map_err(|s| self.post_error(transfer, s, notif.map_or(0, <[u8]>::len)))?;
         let ns = start.elapsed().as_nanos() as u64;
         shared.core.set_post_ns(transfer, ns);
         if let Ok(info) = shared.core.info(transfer) {
@@ -89,6 +92,14 @@ impl Engine {
             add(&shared.counts.post_ns, ns);
         }
         self.answer(transfer, status)
+    }
+
+    /// Whether a post that was refused is taken when it is tried again: it was for the peer's sake,
+    /// who is being dialled now.
+    fn may_post_again(&self, transfer: u64, status: Status) -> bool {
+        let own = [Status::Busy, Status::Stale, Status::Invalid, Status::Capacity];
+        let peer = self.shared.core.peer_of(transfer).filter(|_| !own.contains(&status));
+        peer.is_some_and(|peer| self.may_wait(peer))
     }
 
     fn post_error(&self, transfer: u64, status: Status, len: usize) -> Error {

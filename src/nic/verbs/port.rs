@@ -182,6 +182,11 @@ impl<'m> VerbsPort<'m> {
         }
     }
 
+    /// True while a proof is on its way to `peer`.
+    pub fn is_proving(&self, peer: u32) -> bool {
+        self.rails.get(peer as usize).is_some_and(|r| r.proving)
+    }
+
     /// Work requests in flight on the rail to `peer`.
     pub fn in_flight(&self, peer: u32) -> u32 {
         self.rails.get(peer as usize).map_or(0, |r| r.in_flight)
