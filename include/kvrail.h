@@ -414,6 +414,22 @@ typedef struct kvr_transfer_info {
     uint64_t failed_pair;
     /* Nanoseconds inside the last kvr_transfer_post(). */
     uint64_t post_ns;
+    /* Descriptor pairs that arrived whole. While the transfer is in progress an estimate. */
+    uint64_t descriptors_done;
+    /* Index of the first rail that failed under the last post, see kvr_rail_info_get();
+     * UINT32_MAX: none. A transfer may be done in spite of it: other rails took over.
+     */
+    uint32_t failed_rail;
+    /* What the provider said of it: `enum ibv_wc_status` (transport local: 0); 0 when the rail was
+     * given up for its silence.
+     */
+    uint32_t provider_status;
+    /* The vendor's own code of it (transport local: errno). */
+    uint32_t vendor_code;
+    /* 1: something of the last post was given to a NIC, so its destination may have been written,
+     * also where it did not arrive whole. 0: it is as it was.
+     */
+    uint32_t may_have_written;
 } kvr_transfer_info;
 
 /* Receives one notification: `name` is the sender's, `msg` its bytes; both are valid for the call
@@ -627,7 +643,8 @@ kvr_status kvr_peer_find(struct kvr_engine *e, const char *name, size_t name_len
  */
 kvr_status kvr_peer_connect(struct kvr_engine *e, kvr_peer p, uint32_t timeout_ms);
 
-/* KVR_OK connected, KVR_IN_PROGRESS dialling, else the reason why not, as kvr_peer_connect().
+/* KVR_OK connected, KVR_IN_PROGRESS dialling or without a rail for now (transfers wait), else the
+ * reason why not, as kvr_peer_connect().
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_peer_state(struct kvr_engine *e, kvr_peer p);
@@ -788,6 +805,17 @@ kvr_status kvr_transfer_release(struct kvr_engine *e, kvr_transfer t);
  */
 kvr_status kvr_transfer_info_get(struct kvr_engine *e, kvr_transfer t,
     struct kvr_transfer_info *info);
+
+/* Says which descriptor pairs of a transfer at rest arrived whole in its last post: bit `i % 64` of
+ * `bits[i / 64]` is pair `i`; bits behind the last pair are 0. Of a transfer that is done all are
+ * set, of one that was never posted none. For what to ask for again after an error; costs a pass
+ * over the transfer's work requests.
+ *
+ * Errors: KVR_ERR_BUSY while it is in progress; KVR_ERR_INVALID when `words` are too few for all
+ * pairs.
+ * Undefined behaviour unless: `e` lives; `bits` is writable for `words` words.
+ */
+kvr_status kvr_transfer_arrived(struct kvr_engine *e, kvr_transfer t, uint64_t *bits, size_t words);
 
 /* Sends a message of 0 to KVR_MESSAGE_MAX bytes to a peer. Copied; KVR_OK: queued. Does not block.
  *

@@ -7,6 +7,7 @@
 //! | `memory_is_left_alone_after_the_peer_was_closed` | 2 | 1 |
 //! | `memory_is_left_alone_after_cancel_and_release` | 3 | 34 |
 //! | `a_post_that_a_rail_overtakes_is_done` | 3 | 9 |
+//! | `nothing_is_done_before_a_dead_rail_is_fenced` | 2 | 5 |
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(clippy::arc_with_non_send_sync, reason = "loom's threads are the model's own")]
@@ -21,15 +22,16 @@ use kvrail::handle::{Handle, Kind};
 use kvrail::limits::Limits;
 use kvrail::nic::{Batch, Closed, Completion, Keys, Link, Net, Port, PostError, WrStatus};
 use kvrail::status::Status;
-use kvrail::table::Op;
+use kvrail::table::{Direction, Op};
 use loom::cell::UnsafeCell;
 use std::sync::Arc;
 
-/// Touches the memory inside post, and reports it at the next poll.
+/// Touches the memory inside post, and reports it at the next poll; or hangs.
 #[derive(Debug)]
 struct Copier {
     memory: Arc<UnsafeCell<u32>>,
     done: Option<Completion>,
+    hangs: bool,
 }
 
 impl Port for Copier {
@@ -49,7 +51,14 @@ impl Port for Copier {
         8
     }
 
+    fn may_land_late(&self) -> bool {
+        self.hangs
+    }
+
     fn post<K: Keys>(&mut self, batch: &Batch<'_, K>) -> Result<(), (u32, PostError)> {
+        if self.hangs {
+            return Ok(());
+        }
         // SAFETY: loom checks that nobody else is in the cell.
         self.memory.with_mut(|m| unsafe { *m += 1 });
         let wr = batch.first_wr + batch.ops.len() as u32 - 1;
@@ -97,22 +106,26 @@ const REGION: RegionRef = RegionRef { slot: 0, generation: GENERATION, remote: f
 struct Rig {
     core: Core<'static, Copier, Silent>,
     memory: Arc<UnsafeCell<u32>>,
+    /// The same place as the peer's NIC sees it, where a late packet lands.
+    landing: UnsafeCell<u32>,
     transfer: u64,
     region: Handle,
+    _ops: Box<[Op]>,
     _block: Vec<u128>,
 }
 
 impl Rig {
     /// One lane with a rail.
     fn new() -> Arc<Rig> {
-        let rig = Rig::without_rails(1);
+        let rig = Rig::without_rails(1, false);
         rig.core.connect_rail(0, (PEER, 0), GENERATION, |_| ());
         // As after an earlier post: the lane has not yet found out that there is nothing to claim.
         assert!(rig.core.lanes()[0].set(0));
         rig
     }
 
-    fn without_rails(lanes: u32) -> Arc<Rig> {
+    /// `hangs`: the first lane does; then the transfer is a WRITE.
+    fn without_rails(lanes: u32, hangs: bool) -> Arc<Rig> {
         let limits = Limits {
             peers: 1,
             regions: 1,
@@ -135,15 +148,17 @@ impl Rig {
             host: Bell::new(|_| {}, 0),
             name: b"loom",
         };
-        let core = Core::new(&mut arena, parts, |_, _| {
-            Some(Copier { memory: memory.clone(), done: None })
+        let core = Core::new(&mut arena, parts, |_, lane| {
+            Some(Copier { memory: memory.clone(), done: None, hangs: hangs && lane == 0 })
         });
         let core = core.expect("128 KiB hold the engine");
         let regions: &Regions<'_> = &core.local;
         let region = regions.open(0, 8, PEER, (0, 0)).unwrap();
         assert_eq!((region.index(), region.generation()), (REGION.slot, REGION.generation));
+        let mut ops: Box<[Op]> = Box::new([OP]);
         let body = Body {
-            ops: &raw const OP_LIST[0],
+            direction: if hangs { Direction::Write } else { Direction::Read },
+            ops: ops.as_mut_ptr(),
             n_ops: 1,
             regions: &raw const REGION_LIST[0],
             n_regions: 1,
@@ -154,11 +169,12 @@ impl Rig {
         };
         let transfer = core.adopt(body).unwrap();
         assert_eq!(Handle::parse(transfer.raw(), Kind::Transfer), Some(transfer));
-        Arc::new(Rig { core, memory, transfer: transfer.raw(), region, _block: block })
+        let transfer = transfer.raw();
+        let landing = UnsafeCell::new(0);
+        Arc::new(Rig { core, memory, landing, transfer, region, _ops: ops, _block: block })
     }
 }
 
-static OP_LIST: [Op; 1] = [OP];
 static REGION_LIST: [RegionRef; 1] = [REGION];
 
 /// A model on a stack that an engine fits on.
@@ -227,7 +243,7 @@ fn memory_of_a_deregistered_region_is_left_alone() {
 #[test]
 fn a_post_that_crosses_a_rail_coming_up_is_carried() {
     check(2, || {
-        let rig = Rig::without_rails(2);
+        let rig = Rig::without_rails(2, false);
         let poster = rig.spawn(|r| assert!(r.post().is_ok()));
         let control = rig.spawn(|r| {
             r.core.connect_rail(1, (PEER, 1), GENERATION, |_| ());
@@ -242,6 +258,37 @@ fn a_post_that_crosses_a_rail_coming_up_is_carried() {
             rig.core.poll();
         }
         assert_eq!(rig.core.check(rig.transfer), Ok(Status::Ok), "nobody looks at it any more");
+    });
+}
+
+/// A rail hangs with a WRITE in flight and is dropped; the other one carries it. A packet of the
+/// first lands at the peer until that has fenced it; the peer uses the place anew once it is done.
+#[test]
+fn nothing_is_done_before_a_dead_rail_is_fenced() {
+    check(2, || {
+        let rig = Rig::without_rails(2, true);
+        for lane in 0..2 {
+            rig.core.connect_rail(lane, (PEER, lane), GENERATION, |_| ());
+        }
+        rig.post().unwrap();
+        rig.core.poll_lane(0);
+        let control = rig.spawn(|r| {
+            assert!(r.core.drop_rail(0, PEER).is_none());
+            // SAFETY: loom checks that the peer does not use it yet.
+            r.landing.with_mut(|m| unsafe { *m += 100 });
+            r.core.fence(0, PEER);
+        });
+        // The first lane finds that its rail is gone and hands on, the second one carries.
+        rig.core.poll();
+        if rig.core.check(rig.transfer) == Ok(Status::Ok) {
+            // SAFETY: loom checks that nothing lands any more.
+            rig.landing.with_mut(|m| unsafe { *m += 1 });
+        }
+        control.join().unwrap();
+        while rig.core.has_work() {
+            rig.core.poll();
+        }
+        assert_eq!(rig.core.check(rig.transfer), Ok(Status::Ok));
     });
 }
 

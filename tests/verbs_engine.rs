@@ -42,6 +42,8 @@ mod moves;
 mod pairing;
 #[path = "verbs_engine/processes.rs"]
 mod processes;
+#[path = "verbs_engine/rebirth.rs"]
+mod rebirth;
 #[path = "verbs_engine/regions.rs"]
 mod regions;
 #[path = "verbs_engine/rejoin.rs"]

@@ -101,7 +101,8 @@ pub unsafe extern "C" fn kvr_peer_connect(
     })
 }
 
-/// KVR_OK connected, KVR_IN_PROGRESS dialling, else the reason why not, as kvr_peer_connect().
+/// KVR_OK connected, KVR_IN_PROGRESS dialling or without a rail for now (transfers wait), else the
+/// reason why not, as kvr_peer_connect().
 ///
 /// # Safety
 /// `e` lives.

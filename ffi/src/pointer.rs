@@ -88,6 +88,25 @@ pub(crate) unsafe fn slice<'a, T>(pointer: *const T, len: usize, what: &str) -> 
     Ok(unsafe { core::slice::from_raw_parts(pointer, len) })
 }
 
+/// A list of the caller's to write to. NULL is allowed for an empty one.
+///
+/// # Safety
+/// F3: `pointer` is writable for `len` items, and nobody else touches them, as long as the result
+/// lives.
+pub(crate) unsafe fn slice_mut<'a, T>(
+    pointer: *mut T,
+    len: usize,
+    what: &str,
+) -> Result<&'a mut [T]> {
+    // SAFETY: F3, which includes what F2 asks for; only the checks are wanted.
+    unsafe { slice(pointer.cast_const(), len, what)? };
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: F3, with NULL, alignment and size checked above.
+    Ok(unsafe { core::slice::from_raw_parts_mut(pointer, len) })
+}
+
 /// Bytes of the caller's.
 ///
 /// # Safety

@@ -8,7 +8,7 @@ use kvrail_core::table::Direction;
 
 use crate::barrier::{guard, invalid};
 use crate::engine::{engine, kvr_engine};
-use crate::pointer::{bytes, list, read_size, slice, write_versioned, Out};
+use crate::pointer::{bytes, list, read_size, slice, slice_mut, write_versioned, Out};
 use crate::types::{
     kvr_desc, kvr_peer, kvr_status, kvr_table, kvr_transfer, kvr_transfer_info, KVR_READ, KVR_WRITE,
 };
@@ -187,8 +187,40 @@ pub unsafe extern "C" fn kvr_transfer_info_get(
             work_requests_done: got.work_requests_done,
             failed_pair: got.failed_pair,
             post_ns: got.post_ns,
+            descriptors_done: got.descriptors_done,
+            failed_rail: got.cause.map_or(u32::MAX, |(lane, _)| lane),
+            provider_status: got.cause.map_or(0, |(_, code)| code >> 16),
+            vendor_code: got.cause.map_or(0, |(_, code)| code & 0xffff),
+            may_have_written: u32::from(got.touched),
         };
         // SAFETY: F4, this function's own promise.
         unsafe { write_versioned(&value, info, size, "info") }
+    })
+}
+
+/// Says which descriptor pairs of a transfer at rest arrived whole in its last post: bit `i % 64` of
+/// `bits[i / 64]` is pair `i`; bits behind the last pair are 0. Of a transfer that is done all are
+/// set, of one that was never posted none. For what to ask for again after an error; costs a pass
+/// over the transfer's work requests.
+///
+/// Errors: KVR_ERR_BUSY while it is in progress; KVR_ERR_INVALID when `words` are too few for all
+/// pairs.
+///
+/// # Safety
+/// `e` lives; `bits` is writable for `words` words.
+#[no_mangle]
+pub unsafe extern "C" fn kvr_transfer_arrived(
+    e: *mut kvr_engine,
+    t: kvr_transfer,
+    bits: *mut u64,
+    words: usize,
+) -> kvr_status {
+    guard("kvr_transfer_arrived", || {
+        // SAFETY: F1, this function's own promise.
+        let engine = unsafe { engine(e)? };
+        // SAFETY: F3, this function's own promise.
+        let bits = unsafe { slice_mut(bits, words, "bits")? };
+        engine.transfer_arrived(t, bits)?;
+        Ok(Status::Ok)
     })
 }

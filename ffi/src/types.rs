@@ -276,6 +276,19 @@ pub struct kvr_transfer_info {
     pub failed_pair: u64,
     /// Nanoseconds inside the last kvr_transfer_post().
     pub post_ns: u64,
+    /// Descriptor pairs that arrived whole. While the transfer is in progress an estimate.
+    pub descriptors_done: u64,
+    /// Index of the first rail that failed under the last post, see kvr_rail_info_get();
+    /// UINT32_MAX: none. A transfer may be done in spite of it: other rails took over.
+    pub failed_rail: u32,
+    /// What the provider said of it: `enum ibv_wc_status` (transport local: 0); 0 when the rail was
+    /// given up for its silence.
+    pub provider_status: u32,
+    /// The vendor's own code of it (transport local: errno).
+    pub vendor_code: u32,
+    /// 1: something of the last post was given to a NIC, so its destination may have been written,
+    /// also where it did not arrive whole. 0: it is as it was.
+    pub may_have_written: u32,
 }
 
 /// Counters of one rail since the engine was made. The caller sets `struct_size`.

@@ -129,7 +129,7 @@ impl Control {
             local: self.shared.share.offer(row),
             window: self.shared.core.limits().window(),
             rails: raise.map(Raise::parts).unwrap_or_default(),
-            connection,
+            connection: connection.filter(|_| self.joins),
             join,
         }
     }
@@ -279,7 +279,7 @@ impl Control {
             shared.core.set_peer(index, down);
         }
         conn.peer = Some((index, s.generation));
-        (conn.answered, conn.connection) = (true, offer.connection);
+        (conn.answered, conn.connection) = (true, offer.connection.filter(|_| self.joins));
         self.supersede(index);
         drop(peers);
         if !offer.rails.is_empty() {

@@ -46,6 +46,8 @@ pub(super) struct Control {
     stats: Stats,
     /// When somebody is to be dialled, or given up, at the latest.
     alarm: Option<Instant>,
+    /// False only in tests against builds that join nothing (1.0), which this engine stands for.
+    pub(super) joins: bool,
 }
 
 impl Control {
@@ -61,6 +63,7 @@ impl Control {
             watch,
             stats,
             alarm: None,
+            joins: std::env::var_os("KVRAIL_TEST_NO_JOINS").is_none(),
         }
     }
 
@@ -228,8 +231,8 @@ impl Control {
         self.shared.changed.notify_all();
     }
 
-    /// Takes off rails that broke, and ends peers that are gone: what they sent before is read, then
-    /// they are dead.
+    /// Takes off rails that broke, and ends peers that are gone: what they sent before is read,
+    /// then they are dead.
     fn bury(&self) {
         let shared = &self.shared;
         // Under the lock, so that no mark is of a connection before the one that is here now.

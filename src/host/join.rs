@@ -86,8 +86,8 @@ impl Control {
         }
     }
 
-    /// What peers said of their rails over their connections: those are closed there, so they are of
-    /// no use here, and nothing of them lands any more. They say the same over a rail's messages,
+    /// What peers said of their rails over their connections: those are closed there, so they are
+    /// of no use here, and nothing of them lands any more. They say the same over a rail's messages,
     /// if one is left.
     pub(super) fn hear(&self, peers: &mut Peers) {
         let core = &self.shared.core;

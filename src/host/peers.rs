@@ -95,8 +95,8 @@ impl Entry {
         format!("{} (incarnation {})", shown(&self.name, 64), &hex(&self.incarnation)[..8])
     }
 
-    /// Says over the connection that the last rail of a lane is closed here. A hint that saves time:
-    /// where it is lost the other side finds out by itself.
+    /// Says over the connection that the last rail of a lane is closed here. A hint that saves
+    /// time: where it is lost the other side finds out by itself.
     pub(super) fn tell_down(&mut self, lane: u32) {
         let life = self.life.as_ref().filter(|l| l.id.is_some());
         let id = life.and_then(|l| l.ids.get(lane as usize).copied().flatten());

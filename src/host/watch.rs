@@ -192,6 +192,9 @@ impl Watch {
             asking = is_asking(shared, key);
         }
         let state = (oldest.is_none(), asking == Asked::Waits);
+        // Twice the limit: no work waits for the answer, and a peer may be busy on our account.
+        // Work that is posted meanwhile has its own clock.
+        let wait = 2 * wait;
         match watched.pulse.look(now, state, keepalive(shared), wait) {
             _ if asking == Asked::Failed => {
                 return Some("the peer's NIC does not answer (keepalive_ms)".into());
@@ -208,7 +211,7 @@ impl Watch {
             }
             Care::Late => {
                 return Some(format!(
-                    "the peer's NIC does not answer for {} ms (rail_timeout_ms, keepalive_ms)",
+                    "the peer's NIC does not answer for {} ms (2 * rail_timeout_ms; keepalive_ms)",
                     wait.as_millis()
                 ));
             }

@@ -31,7 +31,7 @@ pub struct Op {
 }
 
 /// Most descriptor pairs of one transfer.
-pub const MAX_PAIRS: u32 = (1 << 30) - 1;
+pub(super) const MAX_PAIRS: u32 = (1 << 30) - 1;
 /// The op begins in the middle of its first pair.
 const INSIDE: u32 = 1 << 31;
 /// It did not arrive; the transfer ended without.

@@ -351,10 +351,17 @@ static void bad_posts(kvr_engine *e, kvr_peer self, uint64_t at, kvr_region regi
     info.struct_size = sizeof info;
     IS(kvr_transfer_info_get(e, t, &info), KVR_OK);
     TRUE(info.status == KVR_OK && info.bytes == 8 && info.bytes_done == 8);
-    TRUE(info.failed_pair == UINT64_MAX);
+    TRUE(info.failed_pair == UINT64_MAX && info.descriptors_done == 1);
+    TRUE(info.failed_rail == UINT32_MAX && info.may_have_written == 1);
+    uint64_t arrived[2] = {~UINT64_C(0), ~UINT64_C(0)};
+    IS(kvr_transfer_arrived(e, t, arrived, 0), KVR_ERR_INVALID);
+    IS(kvr_transfer_arrived(e, t, NULL, 1), KVR_ERR_INVALID);
+    IS(kvr_transfer_arrived(e, t, arrived, 2), KVR_OK);
+    TRUE(arrived[0] == 1 && arrived[1] == 0);
     IS(kvr_transfer_release(e, t), KVR_OK);
     IS(kvr_transfer_release(e, t), KVR_ERR_STALE);
     IS(kvr_transfer_check(e, t), KVR_ERR_STALE);
+    IS(kvr_transfer_arrived(e, t, arrived, 2), KVR_ERR_STALE);
 }
 
 /* Pointers and lengths. */

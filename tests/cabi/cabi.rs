@@ -150,6 +150,11 @@ fn reports(layout: &mut Layout) {
             work_requests_done: u64,
             failed_pair: u64,
             post_ns: u64,
+            descriptors_done: u64,
+            failed_rail: u32,
+            provider_status: u32,
+            vendor_code: u32,
+            may_have_written: u32,
         }
     );
     layout!(

@@ -190,9 +190,12 @@ pub(crate) fn alone(name: &str, devices: usize, knobs: &str) -> Option<Fake> {
 
 /// Ends this process when its test hangs.
 pub(crate) fn watch() {
-    std::thread::spawn(|| {
-        std::thread::sleep(Duration::from_secs(TEST_HANG));
-        eprintln!("the test hangs: ended after {TEST_HANG} s");
+    // Who asks for many cycles gives them time.
+    let cycles = std::env::var("KVRAIL_TEST_CYCLES").ok().and_then(|n| n.parse::<u64>().ok());
+    let limit = TEST_HANG + 2 * cycles.unwrap_or(0);
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(limit));
+        eprintln!("the test hangs: ended after {limit} s");
         std::process::abort();
     });
 }

@@ -302,3 +302,32 @@ fn an_idle_stream_is_not_taken_for_one_that_hangs() {
     drop(pair);
     fake.is_empty();
 }
+
+/// An error says which rail, which pair, what the provider said, what arrived, and what may have
+/// been written.
+#[test]
+fn an_error_tells_its_cause_and_what_arrived() {
+    let fake = alone!(4, &twins(2));
+    for direction in BOTH {
+        let pair = Pair::twins(1, MIB, |_| {});
+        let t = pair.prepare(direction, &eight()).unwrap();
+        fake.set("fake0.wc_force=n:3:REM_ACCESS_ERR");
+        let e = pair.a.e.post(t, None).and_then(|_| finish(&pair.a.e, t)).unwrap_err();
+        assert_eq!(e.status, Status::RemoteAccess);
+        let info = pair.a.e.transfer_info(t).unwrap();
+        // `enum ibv_wc_status`: 10 is IBV_WC_REM_ACCESS_ERR.
+        let (lane, code) = info.cause.expect("a cause");
+        assert_eq!((lane, code >> 16), (0, 10));
+        assert!(info.touched && info.failed_pair < 8, "{info:?}");
+        for word in ["rail 0", "fake0:1", "remote access error (10)", "may have been written"] {
+            assert!(e.message.contains(word), "no {word:?} in: {e}");
+        }
+        let mut bits = [u64::MAX];
+        pair.a.e.transfer_arrived(t, &mut bits).unwrap();
+        assert_eq!(u64::from(bits[0].count_ones()), info.descriptors_done);
+        assert_eq!(bits[0] >> info.failed_pair & 1, 0, "{:#b}: the pair that failed", bits[0]);
+        assert_eq!(bits[0] >> 8, 0, "pairs that there are not");
+        pair.a.e.release(t).unwrap();
+    }
+    fake.is_empty();
+}

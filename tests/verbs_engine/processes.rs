@@ -15,7 +15,7 @@ use crate::rig::{
 
 const ROLE: &str = "KVRAIL_TEST_ROLE";
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
@@ -24,9 +24,15 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(byte).collect()
 }
 
-fn setup(text: &str) -> Config {
+pub(crate) fn setup(text: &str) -> Config {
     let words: Vec<&str> = text.split('/').collect();
-    Config { stripe_width: words[2].parse().unwrap(), ..config(words[0], words[1]) }
+    let port = words.get(3).map_or(0, |w| w.parse().unwrap());
+    Config {
+        stripe_width: words[2].parse().unwrap(),
+        port_min: port,
+        port_max: port,
+        ..config(words[0], words[1])
+    }
 }
 
 /// Runs the other process's part, and is an empty test otherwise.
@@ -64,6 +70,11 @@ fn part() {
                 e.notify(peer.raw(), b"dialled").unwrap();
                 println!("@ ok");
             }
+            "pour" => {
+                let there = words[3].parse().unwrap();
+                pour(mine.unwrap(), &unhex(words[1]), &unhex(words[2]), there);
+                println!("@ ok");
+            }
             "end" => {
                 side = None;
                 fake.is_empty();
@@ -74,17 +85,41 @@ fn part() {
     }
 }
 
-struct Other {
-    child: Child,
+/// Dials, and posts READs and WRITEs of all memory without end, beside what else is asked for.
+fn pour(mine: &Side, metadata: &[u8], region: &[u8], there: u64) {
+    let peer = mine.e.peer_add(metadata, None).unwrap().raw();
+    mine.e.peer_connect(peer, HANG).unwrap();
+    let far = mine.e.region_import(peer, region).unwrap().raw();
+    let ts = BOTH.map(|direction| {
+        let part = if direction == Direction::Read { 0 } else { MIB / 2 };
+        let at = || (0..64).map(move |i| (part + i * 8192, 8192));
+        let local = descs(mine.mem.base(), mine.region, at());
+        let remote = descs(there, far, at());
+        mine.e.prepare_descs(direction, peer, &local, &remote).unwrap().raw()
+    });
+    // Only a signal ends this process.
+    loop {
+        for t in ts {
+            if !matches!(mine.e.check(t), Ok(Status::InProgress)) {
+                let _ = mine.e.post(t, None);
+                println!("@ ok");
+            }
+        }
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) struct Other {
+    pub(crate) child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
-    metadata: Vec<u8>,
-    region: Vec<u8>,
-    base: u64,
+    pub(crate) metadata: Vec<u8>,
+    pub(crate) region: Vec<u8>,
+    pub(crate) base: u64,
 }
 
 impl Other {
-    fn start(name: &str, nics: &str, width: u32, devices: usize) -> Other {
+    pub(crate) fn start(name: &str, nics: &str, width: &str, devices: usize) -> Other {
         let folder = PathBuf::from(std::env::var("KVRAIL_TEST_FOLDER").unwrap());
         let mut command = Command::new("/proc/self/exe");
         command
@@ -104,7 +139,7 @@ impl Other {
         other
     }
 
-    fn hear(&mut self) -> Vec<String> {
+    pub(crate) fn hear(&mut self) -> Vec<String> {
         let mut text = String::new();
         loop {
             text.clear();
@@ -115,16 +150,16 @@ impl Other {
         }
     }
 
-    fn tell(&mut self, line: &str) {
+    pub(crate) fn tell(&mut self, line: &str) {
         writeln!(self.to, "{line}").unwrap();
     }
 
-    fn ask(&mut self, line: &str) -> Vec<String> {
+    pub(crate) fn ask(&mut self, line: &str) -> Vec<String> {
         self.tell(line);
         self.hear()
     }
 
-    fn memory(&mut self) -> Vec<u8> {
+    pub(crate) fn memory(&mut self) -> Vec<u8> {
         let folder = PathBuf::from(std::env::var("KVRAIL_TEST_FOLDER").unwrap());
         let path = folder.join("dump");
         self.ask(&format!("dump {}", path.display()));
@@ -132,7 +167,7 @@ impl Other {
     }
 
     /// It gave everything back, and left in order.
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.ask("end");
         drop(self.to);
         let mut rest = String::new();
@@ -141,7 +176,7 @@ impl Other {
     }
 }
 
-fn descs(base: u64, region: u64, at: impl Iterator<Item = (usize, usize)>) -> Vec<Desc> {
+pub(crate) fn descs(base: u64, region: u64, at: impl Iterator<Item = (usize, usize)>) -> Vec<Desc> {
     at.map(|(at, len)| Desc { addr: base + at as u64, len: len as u64, dev: 0, region }).collect()
 }
 
@@ -176,7 +211,7 @@ fn every_byte_arrives_in_another_process() {
     let mut rng = Rng::new();
     for rails in [1, 2, 4, 8] {
         for width in [0, 1] {
-            let mut other = Other::start("b", &nics(0..rails), width, 8);
+            let mut other = Other::start("b", &nics(0..rails), &width.to_string(), 8);
             let side = Side::new(setup(&format!("a/{}/{width}", nics(0..rails))), MIB);
             let peer = side.e.peer_add(&other.metadata, None).unwrap().raw();
             side.e.peer_connect(peer, HANG).unwrap();
@@ -204,7 +239,7 @@ fn two_processes_may_dial_each_other_at_once_and_anew() {
     for round in 0..5u64 {
         // Other NICs under the same name.
         let nics = ["fake1,fake0", "fake2,fake1,fake0", "fake3"][round as usize % 3];
-        let mut other = Other::start("b", nics, 0, 4);
+        let mut other = Other::start("b", nics, "0", 4);
         other.tell(&format!("dial {}", hex(side.e.metadata())));
         let peer = side.e.peer_add(&other.metadata, None).unwrap().raw();
         side.e.peer_connect(peer, HANG).unwrap();

@@ -2,11 +2,13 @@
 //! all break.
 
 use core::time::Duration;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
 use kvrail::host::blob::{ConnBlob, HostOffer};
 use kvrail::host::config::Config;
+use kvrail::host::error::Result;
 use kvrail::host::handshake::{Dialer, DialerParams, Step, MAX_READ};
 use kvrail::host::wire::Writer;
 use kvrail::status::Status;
@@ -220,7 +222,7 @@ fn a_dead_peer_is_connected_again_before_anybody_asks() {
 /// The sum of the pauses before `n` tries, the first of which may come at once.
 fn pauses(n: u64) -> Duration {
     let pause = |i: u64| Duration::from_millis((50u64 << i.min(10)).min(5000));
-    (0..n.saturating_sub(2)).map(pause).sum()
+    (0..n.saturating_sub(1)).map(pause).sum()
 }
 
 #[test]
@@ -230,22 +232,17 @@ fn a_rail_that_flaps_is_tried_as_often_as_the_back_off_allows() {
     let start = Instant::now();
     // Each try registers the buffers of one message queue pair.
     let made = fake.get("fake0.calls.reg_mr");
-    let mut breaks = 0;
-    while start.elapsed() < Duration::from_secs(2) {
+    let mut tries = 0;
+    while tries < 7 {
         // Whatever is next on this NIC fails.
         fake.set("fake0.wc_force=n:1:RETRY_EXC_ERR");
-        pair.moves_some_reads(100);
-        if fake.get("fake0.live.qp") == 0 {
-            breaks += 1;
-            let back = || fake.get("fake0.live.qp") == 2;
-            wait(back, || "the rail never came back".into());
-        }
+        pair.moves_some_reads(20);
+        tries = fake.get("fake0.calls.reg_mr") - made;
+        assert!(start.elapsed() < HANG, "hang: {tries} tries");
     }
+    let took = start.elapsed();
+    assert!(pauses(tries) <= took, "{tries} tries in {took:?}");
     fake.set("fake0.wc_force=off");
-    let tries = fake.get("fake0.calls.reg_mr") - made;
-    assert!(breaks > 1 && tries > 2, "{breaks} breaks, {tries} tries");
-    eprintln!("{breaks} breaks, {tries} tries");
-    assert!(pauses(tries) <= start.elapsed(), "{tries} tries in {:?}", start.elapsed());
     whole(&mut pair);
     drop(pair);
     fake.is_empty();
@@ -338,8 +335,8 @@ fn a_join_that_hangs_harms_nothing_and_the_next_one_works() {
     }
 }
 
-/// An offer as a dialler makes it that has no NIC: of a connection, or to join one.
-fn offer(connection: u64, join: bool) -> Vec<u8> {
+/// An offer as a dialler makes it: of a connection, or to join one; with one NIC, or none.
+fn offer(connection: u64, join: bool, nic: bool) -> Vec<u8> {
     let host = HostOffer { boot_id: [1; 16], pid_ns: 1, uid: 1, pid: 1 };
     let mut w = Writer::new();
     let mut record = |kind, body: &[u8]| {
@@ -350,6 +347,16 @@ fn offer(connection: u64, join: bool) -> Vec<u8> {
     record(1, &host.encode());
     record(2, &[0; 4 + 4 + 8 + 16 + 4 + 4 + 4]);
     record(3, &(1u64 << 20).to_le_bytes());
+    if nic {
+        let mut w = Writer::new();
+        w.u8(1).counted(|w| {
+            let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 1, 0, 77];
+            w.u8(0).bytes(&[10, 1, 0, 77]).u8(24).bytes(&gid);
+            w.u32(4096).u32(1 << 30).u8(16).u8(16).u16(0).u32(100_000);
+            w.u32(101).u32(1).u32(102).u32(2).bytes(&[7; 16]).u8(255).u8(16);
+        });
+        record(4, &w.finish());
+    }
     record(5, &connection.to_le_bytes());
     if join {
         record(6, &[9, 0, 0, 0, 0]);
@@ -357,14 +364,8 @@ fn offer(connection: u64, join: bool) -> Vec<u8> {
     w.finish()
 }
 
-/// Dials `to` by hand under a name. How that ends.
-fn dial(
-    to: &Side,
-    name: &[u8],
-    incarnation: [u8; 16],
-    offer: Vec<u8>,
-) -> kvrail::host::error::Error {
-    use std::io::{Read, Write};
+/// Dials `to` by hand under a name. How that ends: the connection, when the other side proves rails.
+fn dial(to: &Side, name: &[u8], incarnation: [u8; 16], offer: Vec<u8>) -> Result<TcpStream> {
     let blob = ConnBlob::decode(to.e.metadata()).unwrap();
     let mut dialer = Dialer::new(DialerParams {
         name: name.to_vec(),
@@ -383,15 +384,42 @@ fn dial(
         assert!(n > 0, "closed without a word");
         let mut more: &[u8] = &bytes[..n];
         loop {
-            match dialer.receive(more) {
-                Ok(Step::More) => break,
-                Ok(Step::Send(answer)) => socket.write_all(&answer).unwrap(),
-                Ok(step) => panic!("{step:?}"),
-                Err(e) => return e,
+            match dialer.receive(more)? {
+                Step::More => break,
+                Step::Send(answer) => socket.write_all(&answer).unwrap(),
+                Step::Proven { .. } => return Ok(socket),
+                step => panic!("{step:?}"),
             }
             more = &[];
         }
     }
+}
+
+/// A dialler that gave a handshake up, but whose word of it is lost, tries again: what the first
+/// one holds must not be in the way, and what comes of it later does nothing.
+#[test]
+fn a_handshake_makes_way_for_a_newer_one_of_its_peer() {
+    let fake = alone!(2, &twins(1));
+    let mut c = config("b", "fake1");
+    quick(&mut c);
+    c.connect_timeout_ms = 20_000;
+    let b = Side::new(c, MIB);
+    let mut last = None;
+    for round in 0..5 {
+        let socket = dial(&b, b"a", [9; 16], offer(round, false, true)).unwrap();
+        qps(fake, 2);
+        if let Some(mut old) = last.replace(socket) {
+            // Closed by the other side, with or without a reason before.
+            let end: std::io::Result<usize> = old.read_to_end(&mut Vec::new());
+            assert!(!end.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock), "still open");
+            let _ = old.write_all(&[0; 64]);
+        }
+        assert_eq!(b.e.info().peers, 1);
+    }
+    drop(last);
+    qps(fake, 0);
+    drop(b);
+    fake.is_empty();
 }
 
 #[test]
@@ -403,13 +431,13 @@ fn a_join_of_a_connection_that_is_not_is_refused_as_stale() {
     let a = ConnBlob::decode(pair.a.e.metadata()).unwrap();
     for (name, who) in [(&b"a"[..], a.incarnation), (b"a", [7; 16]), (b"nobody", [7; 16])] {
         for connection in [0, 1, u64::MAX] {
-            let e = dial(&pair.b, name, who, offer(connection, true));
+            let e = dial(&pair.b, name, who, offer(connection, true, false)).unwrap_err();
             assert_eq!(e.status, Status::Stale, "{e}");
         }
     }
     // To the side that dialled nobody joins.
     let b = ConnBlob::decode(pair.b.e.metadata()).unwrap();
-    let e = dial(&pair.a, b"b", b.incarnation, offer(3, true));
+    let e = dial(&pair.a, b"b", b.incarnation, offer(3, true, false)).unwrap_err();
     assert_eq!(e.status, Status::Stale, "{e}");
     assert_eq!(fake.get("calls.create_qp"), made);
     assert_eq!((pair.a.e.info().peers, pair.b.e.info().peers), (1, 1));
@@ -417,6 +445,99 @@ fn a_join_of_a_connection_that_is_not_is_refused_as_stale() {
     assert_eq!(fake.live(), before);
     drop(pair);
     fake.is_empty();
+}
+
+/// WRITEs were under way on both rails, and one never comes back: what it still owes is fenced all
+/// the same, or the transfer would never be done.
+#[test]
+fn a_rail_that_stays_away_is_fenced_by_the_return_of_another() {
+    let fake = alone!(4, &twins(2));
+    for swap in [false, true] {
+        let mut pair = Pair::twins(2, MIB, quick);
+        if swap {
+            pair = turned(pair);
+        }
+        let pieces = scatter(&mut pair.rng, 300, MIB, MIB);
+        let (here, mut there) = (pair.a.mem.fill(1), pair.b.mem.fill(2));
+        let t = pair.prepare(Direction::Write, &pieces).unwrap();
+        fake.set("*.drop=1");
+        pair.a.e.post(t, Some(b"all")).unwrap();
+        let adrift = |e: &kvrail::host::engine::Engine, name: &[u8]| {
+            let peer = e.peer_find(name).unwrap().raw();
+            wait(|| e.peer_state(peer) == Ok(Status::InProgress), || "it has a rail".into());
+        };
+        adrift(&pair.a.e, if swap { b"a" } else { b"b" });
+        fake.set("fake1.port1.state=down;fake3.port1.state=down;*.drop=0");
+        assert_eq!(finish(&pair.a.e, t), Ok(Status::Ok), "turned: {swap}");
+        assert_eq!(notifs(&pair.b.e, 1)[0].1, b"all");
+        apply(Direction::Write, &pieces, &mut here.clone(), &mut there);
+        same(&pair.b.mem.copy(), &there, Direction::Write, "there");
+        pair.a.e.release(t).unwrap();
+        fake.set("fake1.port1.state=active;fake3.port1.state=active");
+        whole(&mut pair);
+        drop(pair);
+        fake.is_empty();
+    }
+}
+
+/// Sides with unequal numbers of NICs have all rails that there can be.
+#[test]
+fn nobody_dials_for_rails_that_cannot_be() {
+    let fake = alone!(8, &twins(4));
+    for (a, b) in [(0..4, 4..6), (0..2, 4..8)] {
+        let mut c = [config("a", &nics(a)), config("b", &nics(b))];
+        c.iter_mut().for_each(quick);
+        let [a, b] = c;
+        let mut pair = Pair::new(a, b, MIB);
+        pair.moves_some(50);
+        let made = fake.get("calls.reg_mr");
+        std::thread::sleep(Duration::from_millis(400));
+        pair.moves_some(50);
+        assert_eq!(fake.get("calls.reg_mr"), made);
+        drop(pair);
+        fake.is_empty();
+    }
+}
+
+/// A build without joins, as either side: its rails do not come back, and the last one is the end.
+#[test]
+fn with_an_older_build_nothing_is_joined() {
+    let fake = alone!(4, &twins(2));
+    for (old_a, old_b) in [(true, false), (false, true)] {
+        let side = |name: &str, old: bool, nics: &str| {
+            if old {
+                std::env::set_var("KVRAIL_TEST_NO_JOINS", "1");
+            }
+            let mut c = config(name, nics);
+            quick(&mut c);
+            let side = Side::new(c, MIB);
+            std::env::remove_var("KVRAIL_TEST_NO_JOINS");
+            side
+        };
+        let (a, b) = (side("a", old_a, &nics(0..2)), side("b", old_b, &nics(2..4)));
+        let (peer, far) = a.meet(&b);
+        let mut pair = Pair { a, b, peer, far, rng: crate::rig::Rng::new() };
+        whole(&mut pair);
+        let made = fake.get("calls.reg_mr");
+        fake.set("fake0.wc_force=n:2:RETRY_EXC_ERR");
+        pair.moves_some(100);
+        qps(fake, lines(1));
+        // Longer than the first pauses of a back-off.
+        std::thread::sleep(Duration::from_millis(500));
+        pair.moves_some(100);
+        assert_eq!(fake.get("calls.reg_mr"), made, "a rail was dialled for");
+        let t = pair.prepare(Direction::Read, &[Piece { here: 0, there: 0, len: 9 }]).unwrap();
+        fake.set("*.drop=1");
+        pair.a.e.post(t, None).unwrap();
+        assert_eq!(finish(&pair.a.e, t).unwrap_err().status, Status::Disconnected);
+        fake.set("*.drop=0");
+        let again = || pair.a.e.post(t, None).and_then(|_| finish(&pair.a.e, t)) == Ok(Status::Ok);
+        wait(again, || "the peer never came back".into());
+        pair.a.e.release(t).unwrap();
+        whole(&mut pair);
+        drop(pair);
+        fake.is_empty();
+    }
 }
 
 fn cycles(least: usize) -> usize {

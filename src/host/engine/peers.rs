@@ -76,8 +76,8 @@ impl Engine {
         Error::new(status, known.map_or_else(|| "the peer is gone".into(), |e| e.message))
     }
 
-    /// How things stand with a peer: connected, or being dialled (or without a rail for the moment),
-    /// or an error that says why not.
+    /// How things stand with a peer: connected, or being dialled (or without a rail for now), or an
+    /// error that says why not.
     pub fn peer_state(&self, peer: u64) -> Result<Status> {
         let (index, s) = self.peer(peer)?;
         match s.link {

@@ -9,6 +9,7 @@ use crate::engine::slot::Body;
 use crate::handle::Handle;
 use crate::host::error::{Error, Result};
 use crate::host::prepare;
+use crate::nic::verbs::wc_name;
 use crate::status::Status;
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{Desc, Direction, Stride};
@@ -148,6 +149,12 @@ impl Engine {
                 text += &format!(", descriptor pair {}", info.failed_pair);
             }
             text += &format!(", {} of {} bytes done", info.bytes_done, info.bytes);
+            if let Some((lane, code)) = info.cause {
+                text += &format!(", {}", self.rail_fault(lane, code));
+            }
+            if info.touched {
+                text += ", the rest of its destination may have been written";
+            }
         }
         if matches!(status, Status::Disconnected | Status::Unreachable | Status::Refused) {
             if let Some(peer) = self.shared.core.peer_of(transfer) {
@@ -156,6 +163,19 @@ impl Engine {
             }
         }
         Err(Error::new(status, text))
+    }
+
+    /// Which rail failed, and what its provider said.
+    fn rail_fault(&self, lane: u32, code: u32) -> String {
+        let label = self.shared.rails.as_ref().and_then(|r| r.get(lane as usize));
+        let label = label.map_or_else(|| "local".into(), |r| r.nic.label());
+        let (status, vendor) = (code >> 16, code & 0xffff);
+        let said = match (status, vendor) {
+            (0, 0) => "silent for too long, or closed".into(),
+            (0, errno) => format!("errno {errno}"),
+            _ => format!("{} ({status}), vendor code {vendor:#x}", wc_name(status)),
+        };
+        format!("first trouble on rail {lane} ({label}): {said}")
     }
 
     /// Where a transfer stands; a failed one is an error with its cause.
@@ -227,6 +247,37 @@ impl Engine {
             limit.as_millis()
         );
         Err(Error::new(Status::Busy, text))
+    }
+
+    /// Which pairs of a transfer at rest arrived whole in its last post: bit `i % 64` of word
+    /// `i / 64` is pair `i`.
+    pub fn transfer_arrived(&self, transfer: u64, bits: &mut [u64]) -> Result<()> {
+        let core = &self.here()?.core;
+        let bad = |s| match s {
+            Status::Busy => {
+                let text = format!("transfer {transfer:#x} is in progress: ask when it has ended");
+                Error::new(s, text)
+            }
+            _ => bad_handle("transfer", transfer, s),
+        };
+        let pairs = core.info(transfer).map_err(bad)?.descriptors;
+        let room = bits.len() as u64 * 64;
+        if room < pairs {
+            let text = format!("room for {room} bits, but the transfer has {pairs} pairs");
+            return Err(Error::new(Status::Invalid, text));
+        }
+        let fill = |bits: &mut [u64], mut from: u64, end: u64, value: bool| {
+            while from < end {
+                let (word, bit) = ((from / 64) as usize, from % 64);
+                let n = (64 - bit).min(end - from);
+                let mask = (u64::MAX >> (64 - n)) << bit;
+                bits[word] = if value { bits[word] | mask } else { bits[word] & !mask };
+                from += n;
+            }
+        };
+        bits.fill(0);
+        fill(bits, 0, pairs, true);
+        core.missing(transfer, |first, last| fill(bits, first, last + 1, false)).map_err(bad)
     }
 
     /// Counts of a transfer.

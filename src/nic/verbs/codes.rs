@@ -51,3 +51,24 @@ pub(super) const fn classify(status: ibv_wc_status) -> WrStatus {
 pub(super) const fn vendor(wc: &ibv_wc) -> u32 {
     wc.status << 16 | (wc.vendor_err & 0xffff)
 }
+
+/// What a provider's status means, in few words. Values: `enum ibv_wc_status`.
+pub const fn wc_name(status: u32) -> &'static str {
+    match status {
+        IBV_WC_SUCCESS => "success",
+        IBV_WC_LOC_LEN_ERR => "local length error",
+        IBV_WC_LOC_QP_OP_ERR => "local queue pair error",
+        IBV_WC_LOC_PROT_ERR => "local protection error",
+        IBV_WC_WR_FLUSH_ERR => "flushed",
+        IBV_WC_BAD_RESP_ERR => "bad response",
+        IBV_WC_LOC_ACCESS_ERR => "local access error",
+        IBV_WC_REM_INV_REQ_ERR => "remote invalid request",
+        IBV_WC_REM_ACCESS_ERR => "remote access error",
+        IBV_WC_REM_OP_ERR => "remote operation error",
+        IBV_WC_RETRY_EXC_ERR => "retries exceeded: no answer from the peer's NIC",
+        IBV_WC_RNR_RETRY_EXC_ERR => "receiver not ready for too long",
+        IBV_WC_FATAL_ERR => "fatal error of the device",
+        IBV_WC_RESP_TIMEOUT_ERR => "response timeout",
+        _ => "error",
+    }
+}
