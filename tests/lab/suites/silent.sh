@@ -1,0 +1,70 @@
+#!/bin/bash
+# lab-about: rails go silent without a link event: one, its answers only, all; loss of 1 %
+# lab-rails: 2
+# lab-limit: 120
+# lab-needs: storm
+. "$LAB_HOME/storm.sh"
+check "$LAB_RAILS rails" rails_veth "$LAB_RAILS" || exit 1
+speeds 320mbit
+get_resources
+before=$REPLY
+
+dropped() { tc -s qdisc show dev "$1" | sed -n 's/.*dropped \([0-9]*\).*/\1/p' | head -n 1; }
+hush() { local i; for i in $(all_rails); do lossy "$i" 100% || return; done; }
+speak() { local i; for i in $(all_rails); do lossy "$i" 0% || return; done; }
+# quiet RAIL [ENDS] : what these ends send is lost until the rail was given up, and a while longer.
+quiet() {
+    each mark && lossy "$1" 100% "${2:-a b}" && ask here0 await down=1 within=10 || return
+    say "$ANSWER"
+    sleep 0.7 && lossy "$1" 0% && carry "$1" && all_fine
+}
+all_short() {
+    each mark && hush && ask here0 await down="$LAB_RAILS" within=10 || return
+    sleep 1 && speak && carry $(all_rails) && all_fine
+}
+all_long() {
+    local name
+    each mark && hush || return
+    for name in $movers; do
+        ask "$name" await failed=1 within=15 && soon 6500 || return
+        ask "$name" sum && answered first && [ "$REPLY" = -60 ] || return
+    done
+}
+afterwards() { each mark && speak && each await done=3 within=20 && carry $(all_rails); }
+some_loss() {
+    local i lost=0
+    each mark
+    for i in $(all_rails); do lossy "$i" 1% && lost=$((lost - $(dropped "a$i"))) || return; done
+    sleep 3
+    for i in $(all_rails); do lost=$((lost + $(dropped "a$i"))); done
+    echo "$lost packets were lost"
+    [ "$lost" -gt 0 ] && speak && each await done=3 && all_fine
+}
+steady() { resources_are "$steady"; }
+
+check "engines" cast || exit 1
+check "they move data" action || exit 1
+get_resources
+steady=$REPLY
+if [ "$LAB_RAILS" -gt 1 ]; then
+    check "rail 0 is silent: nothing fails, it carries again" quiet 0
+    say "$ANSWER"
+    # What was written has landed, and is written once more elsewhere.
+    check "rail 1 loses all that the b end answers: nothing fails, it carries again" quiet 1 b
+    say "$ANSWER"
+    check "rail 0 loses all that the a end sends: nothing fails, it carries again" quiet 0 a
+    say "$ANSWER"
+fi
+check "all rails are silent for a moment: nothing fails, all carry again" all_short
+say "$ANSWER"
+check "nothing is left of the old rails" steady
+check "all rails are silent for long: every transfer ends in -60" all_long
+say "$ANSWER"
+check "they are heard again: transfers work, without a restart" afterwards
+check "loss of 1 % on all rails: nothing fails" some_loss
+say "$ANSWER"
+check "all rails carry" carry $(all_rails)
+check "nothing is left of the old rails" steady
+check "all transfers end, all notifications came once" each rest within=30
+for name in here1 here0 there0; do check "$name: a good end" ended $name; done
+check "all RDMA resources are given back" resources_are "$before"
