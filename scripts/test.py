@@ -95,9 +95,13 @@ PARTS = [
     Part("fakeverbs", "the fake libibverbs itself, plain and under the sanitizers", 900,
          script.counted("tests/fakeverbs/run.sh", "plain", "address", "thread"),
          ["tests/fakeverbs"], runner.has("gcc")),
-    Part("valgrind", "the unsafe code of the verbs driver under memcheck", 1500,
+    Part("valgrind", "the verbs driver, the C ABI and the fake libibverbs under valgrind", 1800,
          script.counted("scripts/valgrind.sh"), ["scripts/valgrind.sh"]),
-    Part("fuzz", "each fuzz target for a short while, from its seeds", 1200, fuzz.smoke,
+    Part("failover", "instructions that the loss of a rail costs", 600,
+         script.counted("scripts/failover.sh"), ["scripts/failover.sh"], runner.has("gcc")),
+    Part("sanitize", "tests and the C ABI under the compiler's address and thread sanitizers", 1800,
+         script.counted("scripts/sanitize.sh"), ["scripts/sanitize.sh"]),
+    Part("fuzz", "each fuzz target with a number of inputs, from its seeds", 1800, fuzz.smoke,
          ["fuzz/Cargo.toml"]),
 ]
 

@@ -1,37 +1,89 @@
 #!/bin/bash
-# The unsafe code of the verbs driver under valgrind's memcheck: its tests over the double of
-# libibverbs. verbs_mail and verbs_move take ten minutes each here; name them to run them.
-# usage: scripts/valgrind.sh [TEST ...]      names of test programs; default: those of the driver
+# Under valgrind: the unsafe code of the verbs driver (its tests), the C ABI through C programs
+# with a look for leaks, and the fake libibverbs under memcheck and helgrind.
+# usage: scripts/valgrind.sh [TEST ...]   names of test programs; default: the driver's, then C
 # Exit status: 0 nothing failed; 1 something did; 77 it cannot run here (the last line says why).
 set -u
 cd "$(dirname "$0")/.." || exit 1
 cargo=${CARGO:-cargo}
+target=${CARGO_TARGET_DIR:-target}
+target=$(mkdir -p "$target" && cd "$target" && pwd) || exit 1
 cannot() { echo "  SKIPPED: $1"; echo "0 passed, 0 failed, 1 skipped"; exit 77; }
 command -v valgrind > /dev/null || cannot "valgrind is not installed (apt-get install valgrind)"
 tests=("$@")
-[ ${#tests[@]} -gt 0 ] || tests=(verbs_device verbs_port)
-args=()
-for name in "${tests[@]}"; do args+=(--test "$name"); done
+[ ${#tests[@]} -gt 0 ] || tests=(verbs_device verbs_port verbs_mail verbs_move)
 # Random cases cost fifty times as much here; the same tests run many without valgrind.
 export PROPTEST_CASES=${PROPTEST_CASES:-4} RUST_BACKTRACE=0
-built=$("$cargo" test -q -p kvrail "${args[@]}" --no-run --message-format=json) || exit 1
-programs=$(grep -o '"executable":"[^"]*"' <<< "$built" | cut -d '"' -f 4)
-log=$(mktemp) passed=0 failed=0
-trap 'rm -f "$log"' EXIT
-while IFS= read -r program; do
-    name=$(basename "$program")
-    if valgrind -q --error-exitcode=9 --fair-sched=yes --child-silent-after-fork=yes \
-        "$program" --test-threads=1 < /dev/null > "$log" 2>&1; then
-        line=$(grep -E '^test result: ok' "$log" | tail -n 1)
-        count=$(sed -n 's/.* \([0-9]*\) passed.*/\1/p' <<< "$line")
-        echo "valgrind: ${name%-*}: ${count:-0} passed"
-        passed=$((passed + ${count:-0}))
-        [ "${count:-0}" -gt 0 ] || failed=$((failed + 1))
+passed=0 failed=0
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+memcheck=(valgrind -q --error-exitcode=9 --fair-sched=yes)
+
+judge() { # judge NAME STATUS PASSED
+    if [ "$2" -eq 0 ] && [ "${3:-0}" -gt 0 ]; then
+        echo "valgrind: $1: $3 passed"
+        passed=$((passed + $3))
     else
-        echo "valgrind: ${name%-*}: FAILED (exit status $?)"
-        tail -n 60 "$log"
+        echo "valgrind: $1: FAILED (exit status $2)"
+        tail -n 60 "$work/log"
         failed=$((failed + 1))
     fi
-done <<< "$programs"
+}
+
+# Optimised, with assertions and symbols: what takes ten minutes unoptimised takes two.
+rust_tests() {
+    local args=() name built program count status
+    for name in "${tests[@]}"; do args+=(--test "$name"); done
+    built=$("$cargo" test -q -p kvrail --profile loom "${args[@]}" --no-run \
+        --message-format=json-render-diagnostics) || { failed=$((failed + 1)); return; }
+    while IFS= read -r program; do
+        name=$(basename "$program")
+        "${memcheck[@]}" --child-silent-after-fork=yes "$program" --test-threads=1 \
+            < /dev/null > "$work/log" 2>&1
+        status=$?
+        count=$(sed -n 's/^test result: ok\. \([0-9]*\) passed.*/\1/p' "$work/log" | tail -n 1)
+        judge "${name%-*}" $status "$count"
+    done < <(grep -o '"executable":"[^"]*"' <<< "$built" | cut -d '"' -f 4)
+}
+
+# The C ABI through C programs. threads.c gives back all it took, so what is lost then is a leak;
+# arguments.c forks a child that leaves its parent's engine behind.
+c_programs() {
+    local name leaks
+    "$cargo" build -q -p kvrail-ffi --profile loom || { failed=$((failed + 1)); return; }
+    for name in arguments threads; do
+        leaks=()
+        [ $name = arguments ] || leaks=(--leak-check=full --show-leak-kinds=definite,indirect
+            --errors-for-leak-kinds=definite,indirect)
+        "${CC:-cc}" -std=c11 -O1 -g -Iinclude "tests/cabi/$name.c" "$target/loom/libkvrail.a" \
+            -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc -o "$work/$name" > "$work/log" 2>&1 &&
+            "${memcheck[@]}" --child-silent-after-fork=yes "${leaks[@]}" "$work/$name" 10 \
+                < /dev/null > "$work/log" 2>&1
+        judge "C ABI, $name" $? 1
+    done
+}
+
+# The fake libibverbs is C with locks, so helgrind understands it.
+fake() {
+    local kind status count
+    for kind in valgrind helgrind; do
+        tests/fakeverbs/run.sh $kind > "$work/log" 2>&1
+        status=$?
+        count=$(sed -n 's/^\([0-9]*\) passed, 0 failed$/\1/p' "$work/log" | tail -n 1)
+        judge "fake libibverbs, $kind" $status "$count"
+    done
+}
+
+rust_tests
+if [ $# -eq 0 ]; then
+    c_programs
+    if [ "${VALGRIND_FAKE:-0}" != 1 ]; then
+        echo "valgrind: the fake libibverbs: left out; VALGRIND_FAKE=1 runs it, for minutes"
+    elif command -v gcc > /dev/null && [ -f /usr/include/infiniband/verbs.h ]; then
+        fake
+    else
+        echo "valgrind: the fake libibverbs: SKIPPED: no gcc, or no headers of libibverbs"
+    fi
+fi
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed -eq 0 ]

@@ -1,5 +1,6 @@
 //! Rails that break, over the simulated NIC: a WRITE is done only when the peer has fenced the rail
 //! that may still carry packets of it.
+#![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![cfg(not(loom))]
 

@@ -87,7 +87,7 @@ impl Rig {
             len: BYTES as u32,
             local_region: 0,
             remote_region: 0,
-            pair: 0,
+            tag: 0,
         };
         let batch = Batch { peer: 1, direction, ops: &[op], first_wr: 0, keys: &self.key };
         self.port.post(&batch).unwrap();

@@ -9,6 +9,7 @@
 //! | `the_next_life_is_whole` | 2 | 4 |
 //! | `two_rails_bring_the_last_two_ops` | 3 | 11 |
 //! | `an_error_that_comes_while_the_transfer_is_being_posted` | 3 | 0.1 |
+//! | `a_deadline_ends_only_the_post_that_it_watched` | 3 | 2 |
 //!
 //! (On one core of a busy machine.) loom orders a write only against the *last* access before it:
 //! of two loads and a write it may leave out that the write comes before the first load. So a model
@@ -219,6 +220,27 @@ fn two_rails_bring_the_last_two_ops() {
         assert_eq!(sum, 2);
         join(rails);
         assert_eq!(rig.landed.load(Ordering::Relaxed), 1);
+    });
+}
+
+/// A deadline passes in one post; the transfer ends, well or not, and is posted again meanwhile.
+#[test]
+fn a_deadline_ends_only_the_post_that_it_watched() {
+    check(3, || {
+        let rig = Rig::new();
+        rig.adopt(0, 1);
+        let seen = rig.post();
+        let deadline = spawn(&rig, move |r| {
+            r.slot.enter();
+            r.slot.end_seen(seen, Status::Stalled);
+            r.leave();
+        });
+        rig.serve();
+        wait(|| rig.slot.state.load().phase.at_rest());
+        rig.post();
+        while rig.serve() {}
+        deadline.join().unwrap();
+        assert_eq!(rig.phase(), Phase::Done, "the second post ended by the first one's deadline");
     });
 }
 

@@ -185,3 +185,20 @@ fn the_reader_tells_code_from_text() {
         Source::new("src/a.rs", "fn a() {}\n#[cfg(test)]\nmod t {\n  fn b() {}\n}\nfn c() {}\n");
     assert_eq!(source.test, [false, true, true, true, true, false]);
 }
+
+/// Every test that `docs/failure-model.md` names is there.
+#[test]
+fn tests_that_the_failure_model_names_exist() {
+    let sources = sources();
+    let model = sources.iter().find(|s| s.path == "docs/failure-model.md").expect("the page");
+    let is_name = |w: &str| {
+        w.matches('_').count() >= 3 && w.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+    };
+    let cells = model.lines.iter().filter(|l| l.starts_with('|')).flat_map(|l| l.split('`'));
+    let named: BTreeSet<&str> = cells.filter(|w| is_name(w)).collect();
+    assert!(named.len() > 40, "only {} tests are named", named.len());
+    let rust = || sources.iter().filter(|s| s.path.ends_with(".rs")).flat_map(|s| &s.lines);
+    let missing: Vec<_> =
+        named.iter().filter(|name| !rust().any(|l| l.contains(&format!("fn {name}(")))).collect();
+    assert!(missing.is_empty(), "docs/failure-model.md names tests that are none: {missing:?}");
+}

@@ -30,6 +30,10 @@ mod fake;
 #[path = "verbs_engine/rig.rs"]
 mod rig;
 
+#[path = "verbs_engine/byhand.rs"]
+mod byhand;
+#[path = "verbs_engine/cost.rs"]
+mod cost;
 #[path = "verbs_engine/events.rs"]
 mod events;
 #[path = "verbs_engine/faults.rs"]

@@ -165,6 +165,24 @@ class Fuzz(unittest.TestCase):
         self.assertEqual(fuzz.judge("a", 0, "Done 5 runs in 20 second(s)\n").failed, 1)
         self.assertEqual(fuzz.judge("a", 77, "Done 5000 runs in 20 second(s)\n").failed, 1)
         self.assertEqual(fuzz.judge("a", 0, "").failed, 1)
+        self.assertIn(f"FUZZ_SEED={fuzz.SEED}", fuzz.judge("a", 77, "").notes[0])
+
+    def test_a_short_run_starts_anew_and_a_long_one_goes_on(self):
+        here = os.getcwd()
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            try:
+                for seconds, length in ((0, "-runs=500"), (9, "-max_total_time=9")):
+                    fuzz.SECONDS = seconds
+                    corpus = Path(fuzz.arguments("cabi")[-1])
+                    (corpus / "found").touch()
+                    again = fuzz.arguments("cabi")
+                    self.assertIn(length, again)
+                    self.assertIn(f"-seed={fuzz.SEED}", again)
+                    self.assertEqual((corpus / "found").exists(), seconds > 0)
+            finally:
+                fuzz.SECONDS = 0
+                os.chdir(here)
 
 
 class Lab(unittest.TestCase):

@@ -248,12 +248,17 @@ impl Control {
                 gone.push((index, closed()));
             }
         }
-        self.hear(&mut peers);
+        let mut said = Vec::new();
         for (index, fd) in peers.sockets() {
-            if is_closed(fd) || peers.rows.current(index).is_some_and(sys::is_ready) {
+            let news = news(fd, peers.awaits(index));
+            if news & libc::POLLIN != 0 {
+                said.push(index);
+            }
+            if news & ENDED != 0 || peers.rows.current(index).is_some_and(sys::is_ready) {
                 gone.push((index, closed()));
             }
         }
+        said.into_iter().for_each(|index| self.hear(&mut peers, index));
         gone.extend(self.lost_at_sea(&mut peers, Instant::now()));
         for (index, how) in gone {
             if index == SELF || shared.core.peer_state(index).link != Link::Up {
@@ -286,11 +291,19 @@ impl Control {
     }
 }
 
+/// What tells that the other side has closed a connection.
+const ENDED: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+
+/// What there is of a connection now, of what is awaited.
+fn news(fd: i32, awaited: i16) -> i16 {
+    let mut file = [sys::interest(fd, awaited)];
+    sys::wait(&mut file, 0);
+    file[0].revents
+}
+
 /// True when the other side has closed a connection.
 pub(super) fn is_closed(fd: i32) -> bool {
-    let mut file = [sys::interest(fd, libc::POLLRDHUP)];
-    sys::wait(&mut file, 0);
-    file[0].revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    news(fd, libc::POLLRDHUP) & ENDED != 0
 }
 
 /// A listener on an address and the first free port of a range.

@@ -86,25 +86,20 @@ impl Control {
         }
     }
 
-    /// What peers said of their rails over their connections: those are closed there, so they are
-    /// of no use here, and nothing of them lands any more. They say the same over a rail's messages,
-    /// if one is left.
-    pub(super) fn hear(&self, peers: &mut Peers) {
+    /// What a peer said of its rails over its connection: those are closed there, so they are of no
+    /// use here, and nothing of them lands any more. It says the same over a rail's messages, if
+    /// one is left.
+    pub(super) fn hear(&self, peers: &mut Peers, index: u32) {
         let core = &self.shared.core;
-        for index in 1..peers.entries.len() as u32 {
-            for id in peers.entry(index).told_down() {
-                let ids = peers.entry(index).life.iter().flat_map(|l| l.ids);
-                let Some(lane) = ids.enumerate().find(|(_, i)| *i == Some(id)).map(|(l, _)| l)
-                else {
-                    continue;
-                };
-                let lane = lane as u32;
-                if core.rail_id(lane, index) == Some(id) {
-                    self.drop_lanes(peers, index, 1 << lane);
-                    self.say_limping(peers, index, 1 << lane);
-                }
-                core.fence(lane, index);
+        for id in peers.entry(index).told_down() {
+            let ids = peers.entry(index).life.iter().flat_map(|l| l.ids);
+            let Some((lane, _)) = ids.enumerate().find(|(_, i)| *i == Some(id)) else { continue };
+            let lane = lane as u32;
+            if core.rail_id(lane, index) == Some(id) {
+                self.drop_lanes(peers, index, 1 << lane);
+                self.say_limping(peers, index, 1 << lane);
             }
+            core.fence(lane, index);
         }
     }
 

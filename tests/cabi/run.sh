@@ -60,6 +60,7 @@ both() {
     done
 }
 both arguments-c11 "$cc -std=c11" tests/cabi/arguments.c
+both threads-c11 "$cc -std=c11 -pthread" tests/cabi/threads.c
 both wrapper-c++17 "$cxx -std=c++17" tests/cabi/wrapper.cpp
 both pair-c99 "$cc -std=c99" examples/c/pair.c
 both pair-c11 "$cc -std=c11" examples/c/pair.c

@@ -161,6 +161,16 @@ pub(crate) fn dress(command: &mut Command, folder: &Path, host: u8, devices: usi
     command.envs(vars).env("KVRAIL_IBVERBS", library.join("libfakeverbs.so"));
 }
 
+/// This program, under another one if `KVRAIL_TEST_WRAP` names one with its options (valgrind).
+fn wrapped() -> Command {
+    let wrap = std::env::var("KVRAIL_TEST_WRAP").unwrap_or_default();
+    let mut words = wrap.split_whitespace();
+    let Some(first) = words.next() else { return Command::new("/proc/self/exe") };
+    let mut command = Command::new(first);
+    command.args(words).arg(std::env::current_exe().unwrap());
+    command
+}
+
 /// In the process of test `name`: the fake. Elsewhere: starts that process and judges it.
 pub(crate) fn alone(name: &str, devices: usize, knobs: &str) -> Option<Fake> {
     let name = name.strip_suffix("::here").unwrap();
@@ -177,7 +187,7 @@ pub(crate) fn alone(name: &str, devices: usize, knobs: &str) -> Option<Fake> {
     let sum = name.bytes().fold(7u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into()));
     let folder = Folder(base.join(format!("kve-{}-{sum:08x}", std::process::id())));
     std::fs::create_dir_all(folder.0.join("bus")).unwrap();
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = wrapped();
     command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(CASE, name);
     dress(&mut command, &folder.0, 1, devices, knobs);
     let output = command.stdin(Stdio::null()).output().unwrap();

@@ -235,15 +235,9 @@ impl Engine {
         if done {
             return last;
         }
-        let info = shared.core.info(transfer);
-        let what = match info {
-            Ok(i) if i.bytes_done == i.bytes => {
-                "has all its data in place, but its message still waits for the peer to take others"
-            }
-            _ => "still has something in flight, so its memory must not be reused",
-        };
         let text = format!(
-            "transfer {transfer:#x} {what}, after {} ms (release_timeout_ms): release it again",
+            "transfer {transfer:#x} still has something in flight, so its memory must not be \
+             reused, after {} ms (release_timeout_ms): release it again",
             limit.as_millis()
         );
         Err(Error::new(Status::Busy, text))
