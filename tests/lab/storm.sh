@@ -1,6 +1,7 @@
 # Sourced by suites in which links, peers and addresses come and go: starts processes of
 # tests/lab/c/storm.c, which move and compare data all the while.
 . "$LAB_HOME/rails.sh"
+shopt -s extglob
 declare -A storm_pid=() storm_in=() storm_out=()
 # The listeners are not on a rail's address, so that only RDMA suffers what a rail suffers.
 control=127.0.0.1
@@ -94,6 +95,16 @@ get_dials() {
 fine() {
     answered failed && [ "$REPLY" = 0 ] && answered done && [ "$REPLY" -gt 0 ] &&
         answered unheard && [ "$REPLY" = 0 ]
+}
+# failed_by STATUS... : transfers that the last answer counts ended in these statuses and no other,
+# some of them in the first.
+failed_by() {
+    local list status
+    answered others
+    list=,${REPLY//:*([0-9])/},
+    [[ $list == *",$1,"* ]] || return
+    for status in "$@"; do list=${list/",$status,"/,}; done
+    [ "$list" = , ]
 }
 # all_fine : of everyone that initiates (`movers`).
 all_fine() {

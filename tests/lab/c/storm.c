@@ -9,7 +9,7 @@
  *   meet NAME            loads that process's card, connects; once more: it was restarted
  *   watch NAME           a peer that dialled us; its events can be awaited then
  *   go NAME WORDS        begins: streams=4 slot=262144 at=0 (place in the peer's region) notif=200
- *                        op=both (read, write) heard=1 (0: does not wait until the peer heard)
+ *                        (every other stream, which waits until the peer heard it) op=both
  *   rest [NAME] [within=20]   posts nothing more (to it), waits until all ended, then as sum
  *   mark                 counters and clock start anew
  *   sum [NAME]           ok ms= done= failed= first=STATUS others=LIST longest_ms= unheard= gap_ms=
@@ -129,16 +129,16 @@ static void go(const char *words) {
     }
     f->op = strcmp(op, "both") == 0 ? 2 : strcmp(op, "write") == 0;
     f->notif = number_of(words, "notif", 200);
-    f->heard = number_of(words, "heard", 1);
     NEED(f->notif == 0 || f->notif >= sizeof(struct note));
     for (uint64_t i = 0; i < streams && used == 0; i++) {
         NEED(me.streams < MAX_STREAMS);
         struct stream *s = &me.stream[me.streams];
-        unsigned char *copies = malloc(4 * slot);
+        unsigned char *copies = calloc(6, slot);
         NEED(copies && own + slot <= me.bytes && at + slot <= f->card.bytes / 2);
         struct stream fresh = {.flow = f, .id = me.streams++, .here = own, .there = at,
                                .slot = slot, .old_here = copies, .must_here = copies + slot,
-                               .old_there = copies + 2 * slot, .must_there = copies + 3 * slot};
+                               .old_there = copies + 2 * slot, .must_there = copies + 3 * slot,
+                               .past_here = copies + 4 * slot, .past_there = copies + 5 * slot};
         *s = fresh;
         own += slot;
         at += slot;

@@ -19,13 +19,13 @@ another() {
 untouched() { # untouched NAME PEER : of what NAME moves with PEER nothing failed
     ask "$1" sum "$2" && fine
 }
-# A target is killed. Who moves data with it hears so at once; others' transfers go on.
+# A target is killed. Who moves data with it hears so at once; what is posted later finds nobody.
 target_dies() {
     local name
     each mark && sleep 0.3 && killed there0 || return
     for name in here0 here1; do
         ask $name await gone=there0 && soon 5000 && ask $name await failed=1 peer=there0 &&
-            soon 5000 && ask $name sum there0 && answered first && [ "$REPLY" = -60 ] || return
+            soon 5000 && ask $name sum there0 && failed_by -60 -61 || return
     done
 }
 others_feel_nothing() {
@@ -47,7 +47,7 @@ target_is_reborn() {
 initiator_dies() {
     each mark && ask there0 watch here0 && sleep 0.3 && killed here0 || return
     ask there0 await gone=here0 && soon 5000 && ask there0 await failed=1 peer=here0 &&
-        soon 5000 && ask there0 rest here0 || return
+        soon 5000 && ask there0 rest here0 && failed_by -60 -61 || return
     ask here1 await done=2 peer=there0 && untouched here1 there0 && untouched here1 other0
 }
 initiator_is_reborn() {

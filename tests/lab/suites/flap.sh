@@ -14,7 +14,6 @@ flaps=${KVRAIL_LAB_FLAPS:-12}
 down_all() {
     local i
     for i in $(all_rails); do rail_down "$i" || return; done
-    say "all links are down"
 }
 up_all() { local i; for i in $(all_rails); do rail_up "$i" || return; done; }
 noticed() { ask here0 await down=1 within=5; }
@@ -32,7 +31,7 @@ short() {
 # Longer than peer_timeout_ms: what waits ends, with the error that says so.
 long() {
     local name
-    each mark && say "links go down" && down_all || return
+    down_all && each mark || return
     for name in $movers; do
         ask "$name" await failed=1 within=15 && soon 5000 || return
         ask "$name" sum && answered first && [ "$REPLY" = -60 ] || return

@@ -24,9 +24,9 @@ all_short() {
 }
 all_long() {
     local name
-    each mark && hush || return
+    hush && each mark || return
     for name in $movers; do
-        ask "$name" await failed=1 within=15 && soon 6500 || return
+        ask "$name" await failed=1 within=15 && soon 5000 || return
         ask "$name" sum && answered first && [ "$REPLY" = -60 ] || return
     done
 }
@@ -58,7 +58,7 @@ fi
 check "all rails are silent for a moment: nothing fails, all carry again" all_short
 say "$ANSWER"
 check "nothing is left of the old rails" steady
-check "all rails are silent for long: every transfer ends in -60" all_long
+check "all rails are silent for long: every transfer ends in -60 within 5 s" all_long
 say "$ANSWER"
 check "they are heard again: transfers work, without a restart" afterwards
 check "loss of 1 % on all rails: nothing fails" some_loss
