@@ -40,7 +40,7 @@ gid_is() { # gid_is DEVICE HOST : the last byte of its IPv4 GID
 steady() { resources_are "$steady"; }
 
 check "engines" cast || exit 1
-check "they move data" action || exit 1
+check "they move data" action read write || exit 1
 get_resources
 steady=$REPLY
 check "the dialler's address changes: nothing fails, the rail carries again" changes a 0 77
@@ -48,6 +48,7 @@ say "$ANSWER"
 check "the rail has the new GID" gid_is ra0 77
 check "nothing is left of the old rails" steady
 LAB_A_HOST=77
+check "now the other way" action write read
 check "the target's address changes: nothing fails, the rail carries again" changes b 0 88
 say "$ANSWER"
 check "the rail has the new GID" gid_is rb0 88

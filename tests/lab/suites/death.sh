@@ -66,7 +66,7 @@ stopped() {
 check "engines" cast || exit 1
 check "another target" another || exit 1
 everyone='there0 here0 here1 other0'
-check "they move data" action || exit 1
+check "they move data" action both both || exit 1
 check "a target is killed: its transfers end in -60, its peers hear so" target_dies
 say "$ANSWER"
 check "others feel nothing" others_feel_nothing

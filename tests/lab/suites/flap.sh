@@ -1,7 +1,7 @@
 #!/bin/bash
 # lab-about: links go down and up in mid transfer: each, all, for long, each second; full share after
 # lab-rails: 1 2
-# lab-limit: 150
+# lab-limit: 200
 # lab-needs: storm
 . "$LAB_HOME/storm.sh"
 check "$LAB_RAILS rails" rails_veth "$LAB_RAILS" || exit 1
@@ -25,6 +25,7 @@ steady() { # as many queue pairs and files as before the faults
 blink() {
     each mark && rail_down "$1" && sleep 1 && noticed && rail_up "$1" && carry "$1" && all_fine
 }
+blink_other_way() { action write read && blink 0; }
 short() {
     each mark && down_all && sleep 2 && noticed && up_all && carry $(all_rails) && all_fine
 }
@@ -60,7 +61,7 @@ flutter() {
 }
 
 check "engines" cast || exit 1
-check "they move data" action || exit 1
+check "they move data" action read write || exit 1
 get_resources
 steady=$REPLY
 files_of there0
@@ -71,10 +72,12 @@ if [ "$LAB_RAILS" -gt 1 ]; then
         check "rail $i goes down and comes back: nothing fails, it carries again" blink "$i"
         say "$ANSWER"
     done
+    check "the other way, rail 0: nothing fails, it carries again" blink_other_way
 fi
 check "all links are down for 2 s: nothing fails, all rails carry again" short
 say "$ANSWER"
 check "nothing is left of the old rails" steady
+check "the first way again" action read write
 check "all links are down for long: every transfer ends in -60 within 5 s" long
 say "$ANSWER"
 sleep 1
