@@ -15,7 +15,9 @@ begin() {
     mkfifo "/tmp/$name.in" "/tmp/$name.out" || return
     # Opened here for both ways: the end of the other process must not block this one.
     exec {in}<> "/tmp/$name.in" {out}<> "/tmp/$name.out"
-    "$LAB_BIN/storm" "$name" id="$id" nics="$nics" e.listen_ip=$control e.port=$((7000 + id)) "$@" \
+    # Programs that this shell starts come first: they are the faults.
+    nice -n 15 "$LAB_BIN/storm" "$name" id="$id" nics="$nics" \
+        e.listen_ip=$control e.port=$((7000 + id)) "$@" \
         < "/tmp/$name.in" > "/tmp/$name.out" 2>> "$LAB_OUT/$name.log" {in}>&- {out}>&- &
     storm_pid[$name]=$! storm_in[$name]=$in storm_out[$name]=$out
     heard "$name" 30
@@ -128,18 +130,26 @@ carry() {
     done
     return $rc
 }
-all_rails() { seq 0 $((LAB_RAILS - 1)); }
+# Numbers of all rails.
+rails_all=''
+for ((i = 0; i < LAB_RAILS; i++)); do rails_all+=" $i"; done
 
 # speeds RATE : of all rails, both ends; made before there is traffic.
 speeds() {
     local i
     rate_now=$1
-    for ((i = 0; i < LAB_RAILS; i++)); do rate a$i "$1" && rate b$i "$1" || return; done
+    for i in $rails_all; do rate "a$i" "$1" && rate "b$i" "$1" || return; done
 }
-# lossy RAIL PERCENT [a b] : of what leaves these ends; the rate stays.
+# lossy RAILS PERCENT [ENDS] : so much is lost of what leaves these ends, `a b` by default, all at
+# once; the rate stays.
 lossy() {
-    local end ends=${3:-a b}
-    for end in $ends; do netem "$end$1" loss "$2" rate "$rate_now" || return; done
+    local i end changes=''
+    for i in $1; do
+        for end in ${3:-a b}; do
+            changes+="qdisc change dev $end$i root netem limit 100000 loss $2 rate $rate_now"$'\n'
+        done
+    done
+    tc -batch - <<< "$changes"
 }
 # shares NAME PEER READ|WRITE : 64 MiB, of which each rail carries its part within 5 %, as in
 # the suite `speed`.
@@ -172,7 +182,8 @@ cast() {
 # action OP0 OP1 : here0 does OP0, and here1 and there0 do OP1 (read, write, or both). Where packets
 # get lost nobody does both: Soft-RoCE then reports READs as done that are not (docs/lab.md).
 action() {
-    each rest within=30 && ask here0 go there0 streams=4 at=0 op="$1" &&
+    ask here0 rest there0 && ask here1 rest there0 && ask there0 rest here0 &&
+        ask here0 go there0 streams=4 at=0 op="$1" &&
         ask here1 go there0 streams=3 at=1048576 op="$2" &&
         ask there0 go here0 streams=2 at=0 op="$2" && each mark && each await done=3
 }

@@ -12,7 +12,8 @@
  *                        (every other stream, which waits until the peer heard it) op=both
  *   rest [NAME] [within=20]   posts nothing more (to it), waits until all ended, then as sum
  *   mark                 counters and clock start anew
- *   sum [NAME]           ok ms= done= failed= first=STATUS others=LIST longest_ms= unheard= gap_ms=
+ *   sum [NAME]           ok ms= done= failed= first=STATUS others=LIST longest_ms= unheard=
+ *                        heard_ms= gap_ms=
  *   await WHAT [within=20]   since mark; ok ms=...: when it was so. WHAT, one of these:
  *                        done=N, failed=N: each stream so often; of peer=NAME, or all
  *                        gone=NAME, up=NAME, down=N, back=N, dark=1, light=1: events
@@ -154,7 +155,7 @@ static void mark(void) {
         struct flow *f = &me.flow[i];
         f->done = f->failed = f->unheard = 0;
         f->first = 0;
-        f->longest = 0;
+        f->longest = f->latest = 0;
         memset(f->others, 0, sizeof f->others);
     }
     for (int i = 0; i < me.streams; i++) {
@@ -179,7 +180,7 @@ static void rail_words(char *text, size_t room, uint64_t *before) {
 
 static void sum(const char *name) {
     uint64_t done = 0, failed = 0, unheard = 0, others[64] = {0};
-    double longest = 0;
+    double longest = 0, latest = 0;
     int first = 0;
     char list[TEXT] = "";
     size_t n = 0;
@@ -191,15 +192,16 @@ static void sum(const char *name) {
         unheard += f->unheard;
         if (f->first) first = f->first;
         if (f->longest > longest) longest = f->longest;
+        if (f->latest > latest) latest = f->latest;
         for (int k = 0; k < 64; k++) others[k] += f->others[k];
     }
     for (int k = 0; k < 64; k++)
         if (others[k])
             n += (size_t)snprintf(list + n, TEXT - n, "%s-%d:%lu", n ? "," : "", k, others[k]);
     printf("ok ms=%.0f done=%lu failed=%lu first=%d others=%s longest_ms=%.0f unheard=%lu "
-           "gap_ms=%.0f\n",
+           "heard_ms=%.0f gap_ms=%.0f\n",
            (now() - me.mark) * 1e3, done, failed, first, list, longest * 1e3, unheard,
-           me.gap * 1e3);
+           latest * 1e3, me.gap * 1e3);
 }
 
 static void look_after(void) {

@@ -1,4 +1,4 @@
-/* The transfers of storm.c: one after the other in each stream, all bytes of both sides compared. */
+/* The transfers of storm.c: one after the other in each stream, every byte compared. */
 #ifndef KVRAIL_LAB_STORM_MOVES_H
 #define KVRAIL_LAB_STORM_MOVES_H
 
@@ -36,7 +36,7 @@ struct flow {
     bool held; /* nothing more is posted */
     uint64_t done, failed, unheard, others[64];
     int first;
-    double longest;
+    double longest, latest; /* transfer; notification after its transfer */
 };
 
 static struct {
@@ -226,6 +226,7 @@ static void step(struct stream *s) {
     case UNHEARD:
         if (atomic_load(&board_of(s->flow->memory, s->flow->card.bytes)->heard[me.id][s->id]) >=
             s->seq) {
+            if (at + 20 - s->until > s->flow->latest) s->flow->latest = at + 20 - s->until;
             s->phase = RESTING;
         } else if (events_since(KVR_EVENT_PEER_GONE, s->flow->peer, s->posted, &at) > 0 ||
                    kvr_peer_state(me.engine, s->flow->peer) < 0) {

@@ -1,5 +1,5 @@
 #!/bin/bash
-# lab-about: links go down and up in mid transfer: each, all, for long, each second; full share after
+# lab-about: links go down and up in mid transfer: each, all, long, each second; full share after
 # lab-rails: 1 2
 # lab-limit: 200
 # lab-needs: storm
@@ -12,10 +12,11 @@ last=$((LAB_RAILS - 1))
 flaps=${KVRAIL_LAB_FLAPS:-12}
 
 down_all() {
-    local i
-    for i in $(all_rails); do rail_down "$i" || return; done
+    local i links=''
+    for i in $rails_all; do links+="link set a$i down"$'\n'; done
+    ip -batch - <<< "$links"
 }
-up_all() { local i; for i in $(all_rails); do rail_up "$i" || return; done; }
+up_all() { local i; for i in $rails_all; do rail_up "$i" || return; done; }
 noticed() { ask here0 await down=1 within=5; }
 steady() { # as many queue pairs and files as before the faults
     resources_are "$steady" && files_of there0 && [ "$REPLY" = "$files" ] ||
@@ -27,7 +28,7 @@ blink() {
 }
 blink_other_way() { action write read && blink 0; }
 short() {
-    each mark && down_all && sleep 2 && noticed && up_all && carry $(all_rails) && all_fine
+    each mark && down_all && sleep 2 && noticed && up_all && carry $rails_all && all_fine
 }
 # Longer than peer_timeout_ms: what waits ends, with the error that says so.
 long() {
@@ -41,7 +42,7 @@ long() {
 # Nobody starts anything anew.
 afterwards() {
     each mark && up_all || return
-    each await done=3 within=20 && carry $(all_rails)
+    each await done=3 within=20 && carry $rails_all
 }
 # The last rail comes and goes. Each try to get it back is a dial.
 flutter() {
@@ -68,7 +69,7 @@ files_of there0
 files=$REPLY
 say "$steady, $files files"
 if [ "$LAB_RAILS" -gt 1 ]; then
-    for i in $(all_rails); do
+    for i in $rails_all; do
         check "rail $i goes down and comes back: nothing fails, it carries again" blink "$i"
         say "$ANSWER"
     done
@@ -88,7 +89,7 @@ if [ "$LAB_RAILS" -gt 1 ]; then
     check "it flapped: nothing failed, as another rail was up" all_fine
     say "$ANSWER"
 fi
-check "after it: all rails carry" carry $(all_rails)
+check "after it: all rails carry" carry $rails_all
 check "nothing is left of the old rails" steady
 check "all transfers end, all notifications came once" each rest within=30
 if [ "$LAB_RAILS" -gt 1 ]; then

@@ -10,8 +10,8 @@ get_resources
 before=$REPLY
 
 dropped() { tc -s qdisc show dev "$1" | sed -n 's/.*dropped \([0-9]*\).*/\1/p' | head -n 1; }
-hush() { local i; for i in $(all_rails); do lossy "$i" 100% || return; done; }
-speak() { local i; for i in $(all_rails); do lossy "$i" 0% || return; done; }
+hush() { lossy "$rails_all" 100%; }
+speak() { lossy "$rails_all" 0%; }
 # quiet RAIL [ENDS] : what these ends send is lost until the rail was given up, and a while longer.
 quiet() {
     each mark && lossy "$1" 100% "${2:-a b}" && ask here0 await down=1 within=10 || return
@@ -22,7 +22,7 @@ quiet() {
 other_way() { action write read && quiet 1 b; }
 all_short() {
     each mark && hush && ask here0 await down="$LAB_RAILS" within=10 || return
-    sleep 1 && speak && carry $(all_rails) && all_fine
+    sleep 1 && speak && carry $rails_all && all_fine
 }
 all_long() {
     local name
@@ -32,13 +32,13 @@ all_long() {
         ask "$name" sum && answered first && [ "$REPLY" = -60 ] || return
     done
 }
-afterwards() { each mark && speak && each await done=3 within=20 && carry $(all_rails); }
+afterwards() { each mark && speak && each await done=3 within=20 && carry $rails_all; }
 some_loss() {
     local i lost=0
     each mark
-    for i in $(all_rails); do lossy "$i" 1% && lost=$((lost - $(dropped "a$i"))) || return; done
-    sleep 3
-    for i in $(all_rails); do lost=$((lost + $(dropped "a$i"))); done
+    for i in $rails_all; do lost=$((lost - $(dropped "a$i"))); done
+    lossy "$rails_all" 1% && sleep 3 || return
+    for i in $rails_all; do lost=$((lost + $(dropped "a$i"))); done
     echo "$lost packets were lost"
     [ "$lost" -gt 0 ] && speak && each await done=3 && all_fine
 }
@@ -64,7 +64,7 @@ say "$ANSWER"
 check "they are heard again: transfers work, without a restart" afterwards
 check "loss of 1 % on all rails: nothing fails" some_loss
 say "$ANSWER"
-check "all rails carry" carry $(all_rails)
+check "all rails carry" carry $rails_all
 check "nothing is left of the old rails" steady
 check "all transfers end, all notifications came once" each rest within=30
 for name in here1 here0 there0; do check "$name: a good end" ended $name; done
