@@ -3,8 +3,8 @@
  * after its data, none of a transfer that failed.
  *
  * usage: storm NAME id=N nics=DEVICES [dir=/tmp] [bytes=N] [seed=N] [e.KEY=VALUE]
- *   id     0 to 7, another for each process; bytes: the region, of which the lower half is for
- *          others' transfers, the upper for its own; dir: where the processes find each other
+ *   id     0 to 7, another for each process; bytes: the region. Its first quarter is for others'
+ *          streams, the second for others' bulks, the third and fourth are for its own; dir: where the processes find each other
  * Commands, one a line; each is answered by one line, "ok ..." or "error ...":
  *   meet NAME            loads that process's card, connects; once more: it was restarted
  *   watch NAME           a peer that dialled us; its events can be awaited then
@@ -135,7 +135,7 @@ static void go(const char *words) {
         NEED(me.streams < MAX_STREAMS);
         struct stream *s = &me.stream[me.streams];
         unsigned char *copies = calloc(6, slot);
-        NEED(copies && own + slot <= me.bytes && at + slot <= f->card.bytes / 2);
+        NEED(copies && own + slot <= me.bytes / 4 * 3 && at + slot <= f->card.bytes / 4);
         struct stream fresh = {.flow = f, .id = me.streams++, .here = own, .there = at,
                                .slot = slot, .old_here = copies, .must_here = copies + slot,
                                .old_there = copies + 2 * slot, .must_there = copies + 3 * slot,
@@ -297,16 +297,16 @@ static void rest(const char *words) {
     sum(only ? only->name : "");
 }
 
-/* One long transfer of 64 KiB blocks, all in the first stream's peer's slots. */
+/* One long transfer of 64 KiB blocks between the last quarter here and the second there, which no
+ * stream uses. */
 static void bulk(const char *words) {
     enum { BLOCK = 65536 };
     struct flow *f = flow_of(words);
     NEED(f);
-    for (int i = 0; i < me.flows; i++) NEED(me.flow[i].held || me.streams == 0);
     bool write = strcmp(text_of(words, "op", "read"), "write") == 0;
     uint64_t count = number_of(words, "count", 1024), before[MAX_RAILS] = {0};
-    size_t room = me.bytes / 2, places = room / BLOCK;
-    unsigned char *own = me.memory + room, *other = f->memory;
+    size_t room = me.bytes / 4, places = room / BLOCK;
+    unsigned char *own = me.memory + 3 * room, *other = f->memory + room;
     kvr_desc *here = calloc(count, sizeof *here), *there = calloc(count, sizeof *there);
     kvr_transfer t = 0;
     char text[TEXT];
@@ -316,7 +316,7 @@ static void bulk(const char *words) {
     for (uint64_t i = 0; i < count; i++) {
         size_t at = (places - 1 - i % places) * BLOCK;
         kvr_desc h = {(uintptr_t)own + at, BLOCK, 0, me.region};
-        kvr_desc r = {f->card.invitation.base + at, BLOCK, 0, f->region};
+        kvr_desc r = {f->card.invitation.base + room + at, BLOCK, 0, f->region};
         here[i] = h;
         there[i] = r;
     }
@@ -326,6 +326,7 @@ static void bulk(const char *words) {
     double begin = now();
     kvr_status status = kvr_transfer_post(me.engine, t, NULL, 0);
     while (status == KVR_IN_PROGRESS && now() < begin + 30) {
+        look_after();
         nap(500);
         status = kvr_transfer_check(me.engine, t);
     }

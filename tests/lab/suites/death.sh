@@ -19,13 +19,19 @@ another() {
 untouched() { # untouched NAME PEER : of what NAME moves with PEER nothing failed
     ask "$1" sum "$2" && fine
 }
-# A target is killed. Who moves data with it hears so at once; what is posted later finds nobody.
+# A long transfer is on its way when the other process is killed: `struck NAME PEER OP`.
+struck() {
+    told "$1" bulk "$2" op="$3" count=4096 && sleep 1.5 && killed "$2" || return
+    heard "$1"
+    answered status && [ "$REPLY" = -60 ]
+}
+# Who moves data with it hears so at once; what is posted later finds nobody.
 target_dies() {
     local name
-    each mark && sleep 0.3 && killed there0 || return
+    each mark && struck here1 there0 read || return
     for name in here0 here1; do
         ask $name await gone=there0 && soon 5000 && ask $name await failed=1 peer=there0 &&
-            soon 5000 && ask $name sum there0 && failed_by -60 -61 || return
+            soon 5000 || return
     done
 }
 others_feel_nothing() {
@@ -45,9 +51,9 @@ target_is_reborn() {
 }
 # An initiator is killed: its target hears so, and the memory can go to others.
 initiator_dies() {
-    each mark && ask there0 watch here0 && sleep 0.3 && killed here0 || return
+    each mark && ask there0 watch here0 && struck there0 here0 write || return
     ask there0 await gone=here0 && soon 5000 && ask there0 await failed=1 peer=here0 &&
-        soon 5000 && ask there0 rest here0 && failed_by -60 -61 || return
+        soon 5000 && ask there0 rest here0 || return
     ask here1 await done=2 peer=there0 && untouched here1 there0 && untouched here1 other0
 }
 initiator_is_reborn() {
