@@ -24,7 +24,7 @@ FEATURES := sim tracing
 .DEFAULT_GOAL := help
 # Cargo runs its own jobs; two cargo runs at once only wait for each other.
 .NOTPARALLEL:
-.PHONY: help demo test lab bench-local lint lib command plugin install clean venv \
+.PHONY: help demo test nightly lab bench-local lint lib command plugin install clean venv \
 	tools-rust tools-cxx
 
 help: ## this list
@@ -43,6 +43,11 @@ demo: lib plugin venv ## build all, then move a KV cache between two NIXL agents
 
 test: tools-rust tools-cxx ## run every check, then say what passed, failed or was skipped [PARTS=...]
 	@python=$$(scripts/python.sh) && "$$python" scripts/test.py $(PARTS)
+
+# Any base seed will do; without one, each day has its own.
+nightly: tools-rust ## fleets of simulated engines, 100 million descriptors [SEED=N, DESCRIPTORS=N]
+	@SEED="$${SEED:-$$(date +%Y%m%d)0000}" $(CARGO) test --quiet --profile fleet -p kvrail \
+		--features sim --test fleet_sim nightly -- --ignored --nocapture
 
 lab: ## suites over the real libibverbs, in a kernel with Soft-RoCE [SUITES=, RAILS=N, ARGS=]
 	@scripts/lab.sh $(if $(RAILS),--rails $(RAILS)) $(ARGS) $(SUITES)

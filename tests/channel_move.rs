@@ -4,7 +4,7 @@
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks, reason = "tests")]
 #![cfg(not(loom))]
 
-use std::cell::RefCell;
+use core::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 

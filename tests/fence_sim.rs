@@ -2,7 +2,8 @@
 //! that may still carry packets of it.
 #![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
-#![cfg(not(loom))]
+#![allow(missing_docs, clippy::undocumented_unsafe_blocks, reason = "tests")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "shared support")]
 
 mod sim_support;
 

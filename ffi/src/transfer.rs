@@ -146,11 +146,13 @@ pub unsafe extern "C" fn kvr_transfer_cancel(e: *mut kvr_engine, t: kvr_transfer
     })
 }
 
-/// Gives a transfer back, cancelling it if it is in flight. KVR_OK: it touches no memory any more
-/// and the handle is stale. Blocks for at most `release_timeout_ms`.
+/// Gives a transfer back, cancelling it if it is in flight. KVR_OK: no NIC touches local memory of
+/// it any more, and the handle is stale. What has not drained after 100 ms is stopped by closing
+/// the rails that carry it; others on them go on elsewhere. A message that only has to go out still
+/// goes out. Blocks for at most `release_timeout_ms`, and never for a peer.
 ///
-/// Errors: KVR_ERR_BUSY when it could not be stopped in time: the handle stays valid, and so must
-/// the memory.
+/// Errors: KVR_ERR_BUSY when it could not be stopped in time (a NIC that does not let go, or a copy
+/// of transport local that hangs): the handle stays valid, and so must the memory.
 ///
 /// # Safety
 /// `e` lives.
@@ -198,10 +200,10 @@ pub unsafe extern "C" fn kvr_transfer_info_get(
     })
 }
 
-/// Says which descriptor pairs of a transfer at rest arrived whole in its last post: bit `i % 64` of
-/// `bits[i / 64]` is pair `i`; bits behind the last pair are 0. Of a transfer that is done all are
-/// set, of one that was never posted none. For what to ask for again after an error; costs a pass
-/// over the transfer's work requests.
+/// Says which descriptor pairs of a transfer at rest arrived whole in its last post: bit `i % 64`
+/// of `bits[i / 64]` is pair `i`; bits behind the last pair are 0. Of a transfer that is done all
+/// are set, of one that was never posted none. For what to ask for again after an error; costs a
+/// pass over the transfer's work requests.
 ///
 /// Errors: KVR_ERR_BUSY while it is in progress; KVR_ERR_INVALID when `words` are too few for all
 /// pairs.

@@ -200,6 +200,13 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         (self.tx.used(), self.rx.used())
     }
 
+    /// Return entries and bytes of message windows that are not given out. Only while nothing is
+    /// under way, to look for leaks.
+    pub fn spare(&self) -> (u32, u64) {
+        let returns = self.return_free.count(self.return_links);
+        (returns, self.spare_window.load(Ordering::Relaxed))
+    }
+
     /// Whether a raw handle names a living peer, and which state it is in.
     pub fn peer(&self, raw: u64) -> Result<(u32, PeerState), Status> {
         let handle = Handle::parse(raw, Kind::Peer).ok_or(Status::Invalid)?;

@@ -35,6 +35,17 @@ impl IndexStack {
         self.0.load(Ordering::Acquire) as u32 == NONE
     }
 
+    /// How many entries it has, while nobody changes it.
+    pub fn count(&self, links: &[AtomicU32]) -> u32 {
+        let mut at = self.0.load(Ordering::Acquire) as u32;
+        let mut n = 0;
+        while let Some(link) = links.get(at as usize).filter(|_| n < links.len() as u32) {
+            at = link.load(Ordering::Relaxed);
+            n += 1;
+        }
+        n
+    }
+
     /// Pushes `index`, which is in no stack that uses `links`.
     pub fn push(&self, links: &[AtomicU32], index: u32) {
         self.push_chain(links, index, index);

@@ -268,15 +268,17 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let slot = &self.slots[index as usize];
         // SAFETY: I3: the handle's owner does not release it during its own call.
         let body = unsafe { slot.body() };
-        let all = (body.descriptors > 0).then(|| (0, body.descriptors - 1));
-        match state.phase {
+        let none = match state.phase {
             Phase::Done => return Ok(()),
-            Phase::Idle => return Ok(all.into_iter().for_each(|(a, b)| f(a, b))),
-            Phase::Ended => {}
+            Phase::Idle => true,
+            Phase::Ended => slot.counters.unsure.load(Ordering::Relaxed),
             _ => return Err(Status::Busy),
-        }
-        if slot.counters.unsure.load(Ordering::Relaxed) {
-            return Ok(all.into_iter().for_each(|(a, b)| f(a, b)));
+        };
+        if none {
+            if body.descriptors > 0 {
+                f(0, body.descriptors - 1);
+            }
+            return Ok(());
         }
         // SAFETY: I3: at rest nobody changes them, and the owner does not post it during this call.
         let ops = unsafe { core::slice::from_raw_parts(body.ops, body.n_ops as usize) };

@@ -48,8 +48,8 @@ class Pair:
         self.me = Side(nbytes, thread=True)
         self.me.knows(self.peer.metadata)
 
-    def move(self, op, case, rng):
-        """One transfer; returns how it went, or fails."""
+    def move(self, op, case, rng, strict=True):
+        """One transfer; returns how it went, or fails. `strict`: also when fewer bytes crossed."""
         me, peer, (lengths, to, at) = self.me, self.peer, case
         me.mem[:] = bytes_of(rng, me.mem.size)
         theirs, mine = bytes_of(rng, me.mem.size), me.mem.copy()
@@ -72,7 +72,8 @@ class Pair:
             same(me.mem, mine)
         me.release(handle)
         total = int(lengths.sum())
-        assert crossed >= total, f"{crossed} bytes crossed the rails, of {total} that were moved"
+        assert crossed >= total or not strict, \
+            f"{crossed} bytes crossed the rails, of {total} that were moved"
         return f"{total} bytes in {took * 1e3:.1f} ms"
 
     def close(self):

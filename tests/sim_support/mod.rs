@@ -55,10 +55,22 @@ pub struct Setup {
     pub port: PortConfig,
     pub auto_tick: u64,
     pub chop: u32,
+    /// Message streams at one time, and bytes of each direction.
+    pub pipes: (u32, u32),
+    /// Packets on their way at one time whose rail was closed.
+    pub late: u32,
 }
 
-pub const SETUP: Setup =
-    Setup { engines: 2, limits: LIMITS, tuning: TUNING, port: PORT, auto_tick: 1, chop: 0 };
+pub const SETUP: Setup = Setup {
+    engines: 2,
+    limits: LIMITS,
+    tuning: TUNING,
+    port: PORT,
+    auto_tick: 1,
+    chop: 0,
+    pipes: (50, 64 << 10),
+    late: 64,
+};
 
 /// Seed of this run: `KVRAIL_SEED`, or the test's own.
 pub fn seed(own: u64) -> u64 {
@@ -123,10 +135,13 @@ impl World {
         let config = FabricConfig {
             engines: setup.engines,
             regions: setup.limits.regions,
-            pipes: 2 * setup.engines * setup.engines,
-            pipe_bytes: 64 << 10,
+            pipes: setup.pipes.0,
+            pipe_bytes: setup.pipes.1,
             auto_tick: setup.auto_tick,
             chop: setup.chop,
+            wires: setup.pipes.0,
+            late: setup.late,
+            late_bytes: 256,
         };
         let mut measure = Arena::measure();
         Fabric::new(&mut measure, config);
@@ -147,19 +162,30 @@ impl World {
         world
     }
 
+    /// The engine dies and another one takes its place, in the same memory. Its peers are told
+    /// nothing, and what it had connected must be closed.
+    pub fn rebuild(&mut self, e: usize) {
+        // Nothing of it is left but its memory, which the next one is carved from.
+        let _ = self.engines.remove(e);
+        let mut arena = self._blocks[e + 1].arena();
+        let engine = self.build(&mut arena, e as u32).expect("it fitted before");
+        self.engines.insert(e, engine);
+    }
+
     fn build<'m>(
         &self,
         arena: &mut Arena<'m>,
         e: u32,
     ) -> Option<Core<'m, SimPort<'m>, SimNet<'m>>> {
         let (fabric, s) = (self.fabric, self.setup);
+        let name = format!("engine-{e}");
         let parts = Parts {
             limits: s.limits,
             tuning: s.tuning,
             net: SimNet::new(fabric, e),
             worker: Bell::new(no_bell, -1),
             host: Bell::new(no_bell, -1),
-            name: format!("engine-{e}").leak().as_bytes(),
+            name: name.as_bytes(),
         };
         Core::new(arena, parts, |arena, lane| {
             let seed = s.port.seed.wrapping_mul(31).wrapping_add(u64::from(e * 16 + lane));

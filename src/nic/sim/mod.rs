@@ -12,14 +12,17 @@
 mod net;
 mod port;
 mod rng;
+mod wire;
 
-pub use net::{SimLink, SimNet};
-pub use port::{Faults, PortConfig, QpState, SimPort};
+pub use net::{Mail, SimLink, SimNet};
+pub use port::{Faults, Lateness, PortConfig, QpState, SimPort};
 pub use rng::Rng;
+pub use wire::{Carries, SimWire};
 
 use crate::engine::arena::Arena;
 use crate::sync::{fence, spin_loop, AtomicU32, AtomicU64, Ordering};
 use net::Pipe;
+use wire::Wires;
 
 const OPEN: u64 = 1;
 
@@ -38,6 +41,12 @@ pub struct FabricConfig {
     pub auto_tick: u64,
     /// Most bytes a stream takes or gives at once (0: all), so that frames arrive in pieces.
     pub chop: u32,
+    /// Wires at one time: what joins the two ports of a rail. A rail may do without one.
+    pub wires: u32,
+    /// Packets that may be on their way at one time after their sender closed its rail.
+    pub late: u32,
+    /// Most bytes of one of them.
+    pub late_bytes: u32,
 }
 
 /// One registered region, as the NICs know it.
@@ -68,6 +77,9 @@ pub struct Fabric<'m> {
     clock: AtomicU64,
     regions: &'m [Registered],
     pipes: &'m [Pipe<'m>],
+    /// The ends of streams that each engine has: `pipe * 2 + side`.
+    ends: &'m [AtomicU32],
+    wires: Wires<'m>,
 }
 
 impl<'m> Fabric<'m> {
@@ -89,7 +101,13 @@ impl<'m> Fabric<'m> {
             rest = more;
             Some(Pipe::new(a, b))
         })?;
-        Some(Fabric { config, clock: AtomicU64::new(0), regions, pipes })
+        let n = config.engines as usize * net::ends_of(&config);
+        let ends = arena.array(n, |i| {
+            let count = i % net::ends_of(&config) == 0;
+            AtomicU32::new(if count { 0 } else { net::FREE })
+        })?;
+        let wires = Wires::new(arena, &config)?;
+        Some(Fabric { config, clock: AtomicU64::new(0), regions, pipes, ends, wires })
     }
 
     /// Virtual time, in ticks.
@@ -97,9 +115,10 @@ impl<'m> Fabric<'m> {
         self.clock.load(Ordering::Acquire)
     }
 
-    /// Lets time pass.
+    /// Lets time pass. What is late and due lands.
     pub fn tick(&self, ticks: u64) {
         self.clock.fetch_add(ticks, Ordering::AcqRel);
+        self.land();
     }
 
     fn idle(&self) {
@@ -167,9 +186,25 @@ impl<'m> Fabric<'m> {
         (word & OPEN != 0 && right && end <= r.len.load(Ordering::Relaxed)).then_some(pin)
     }
 
-    /// A fresh stream between two engines; each end names its engine and the other one's peer slot
-    /// there. `None`: all streams are in use.
+    /// A fresh stream between two engines, like a TCP connection; each end names its engine and the
+    /// other one's peer slot there. `None`: all streams are in use.
     pub fn pipe(&'m self, a: (u32, u32), b: (u32, u32)) -> Option<(SimLink<'m>, SimLink<'m>)> {
-        net::open(self, a, b)
+        net::open(self, a, b, None)
+    }
+
+    /// A fresh stream over the queue pairs for messages of one rail. `None`: all are in use.
+    pub fn mail(
+        &'m self,
+        a: (u32, u32),
+        b: (u32, u32),
+        mail: Mail,
+    ) -> Option<(SimLink<'m>, SimLink<'m>)> {
+        net::open(self, a, b, Some(mail))
+    }
+
+    /// Moves the queue pair for messages at this end of a wire to ERR, as a control side does
+    /// before it drops a rail: nothing more comes in or goes out; what came can be read.
+    pub fn fail_mail(&self, wire: SimWire) {
+        net::fail(self, wire);
     }
 }

@@ -1,6 +1,6 @@
 //! One lane: a queue pair per peer, with states, a ring of work requests, and faults on demand.
 
-use super::{Fabric, Rng};
+use super::{Carries, Fabric, Rng, SimWire};
 use crate::engine::arena::Arena;
 use crate::nic::{Batch, Completion, Keys, Port, PostError, RemoteKey, WrStatus};
 use crate::table::{Direction, Op};
@@ -45,6 +45,15 @@ pub struct Faults {
     pub full: u32,
     /// A post finds the rail in error.
     pub post_rail: u32,
+}
+
+/// What becomes of WRITEs that were in flight when their rail was closed or died.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lateness {
+    /// So many in a million still land.
+    pub per_million: u32,
+    /// At most so many ticks later.
+    pub ticks: u64,
 }
 
 /// State of a queue pair.
@@ -104,6 +113,9 @@ impl Wr {
 struct Qp {
     state: QpState,
     remote: u32,
+    wire: SimWire,
+    /// Nothing completes any more until it is closed.
+    hung: bool,
     head: u32,
     count: u32,
     /// Unsignalled work requests since the last signalled one.
@@ -130,7 +142,9 @@ pub struct SimPort<'m> {
     ring: &'m mut [Wr],
     next: usize,
     rng: Rng,
+    lateness: Lateness,
     fulls: u64,
+    refused: u64,
 }
 
 impl<'m> SimPort<'m> {
@@ -147,6 +161,8 @@ impl<'m> SimPort<'m> {
         let qps = arena.array(peers as usize, |_| Qp {
             state: QpState::Reset,
             remote: 0,
+            wire: SimWire::NONE,
+            hung: false,
             head: 0,
             count: 0,
             silent: 0,
@@ -167,7 +183,9 @@ impl<'m> SimPort<'m> {
             ring,
             next: 0,
             rng: Rng::new(config.seed),
+            lateness: Lateness::default(),
             fulls: 0,
+            refused: 0,
         })
     }
 
@@ -185,7 +203,7 @@ impl<'m> SimPort<'m> {
         qp.state = to;
         if to == QpState::Reset {
             (qp.head, qp.count, qp.silent, qp.free_at) = (0, 0, 0, 0);
-            (qp.dies_at, qp.doom) = (u64::MAX, 0);
+            (qp.dies_at, qp.doom, qp.hung) = (u64::MAX, 0, false);
         }
         Ok(())
     }
@@ -197,7 +215,34 @@ impl<'m> SimPort<'m> {
             self.modify(peer, state)?;
         }
         self.qps[peer as usize].remote = remote;
+        self.qps[peer as usize].wire = SimWire::NONE;
         Ok(())
+    }
+
+    /// The same, over an end of a wire whose other end is the peer's: when one of them closes, what
+    /// the other one sends ends with an error.
+    pub fn connect_over(&mut self, peer: u32, remote: u32, wire: SimWire) -> Result<(), QpState> {
+        self.close(peer);
+        self.connect(peer, remote)?;
+        self.qps[peer as usize].wire = wire;
+        Ok(())
+    }
+
+    /// The wire of the rail to `peer`.
+    pub fn wire(&self, peer: u32) -> SimWire {
+        self.qps.get(peer as usize).map_or(SimWire::NONE, |q| q.wire)
+    }
+
+    /// The rail goes silent: nothing completes on it any more until it is closed.
+    pub fn hang(&mut self, peer: u32) {
+        if let Some(qp) = self.qps.get_mut(peer as usize) {
+            qp.hung = true;
+        }
+    }
+
+    /// Changes what becomes of WRITEs whose rail ends. Nothing lands late before this is called.
+    pub fn set_lateness(&mut self, lateness: Lateness) {
+        self.lateness = lateness;
     }
 
     /// Changes a rail's bytes per tick and delay.
@@ -236,6 +281,11 @@ impl<'m> SimPort<'m> {
         self.fulls
     }
 
+    /// Work requests that named local memory which is not registered.
+    pub const fn refused(&self) -> u64 {
+        self.refused
+    }
+
     /// Bytes that the rail to `peer` has carried.
     pub fn carried(&self, peer: u32) -> u64 {
         self.qps.get(peer as usize).map_or(0, |q| q.bytes)
@@ -257,9 +307,10 @@ impl<'m> SimPort<'m> {
             Direction::Read => (op.local, op.remote),
             Direction::Write => (op.remote, op.local),
         };
-        // A rail that breaks has carried a part.
+        // A rail that breaks has carried a part, or all of it and the answer was lost.
         let broken = wr.fate == Some(WrStatus::RailError);
-        let len = if broken { len / 2 } else { len } as usize;
+        let part = if broken { u64::from(wr.number % 3) } else { 2 };
+        let len = (len * part / 2) as usize;
         let (to, from) = (to as usize as *mut u8, from as usize as *const u8);
         // SAFETY: I9: the simulator copies only inside ranges that the test registered and keeps
         // alive; both are pinned.
@@ -271,6 +322,17 @@ impl<'m> SimPort<'m> {
         }
     }
 
+    /// A WRITE whose rail ends may be on its way still.
+    fn leave_behind(&mut self, qp: &Qp, wr: &Wr) {
+        if wr.direction == Direction::Write && self.rng.hits(self.lateness.per_million) {
+            // Most are not very late.
+            let most = 1 + self.rng.below(self.lateness.ticks + 1);
+            let due = self.fabric.now() + self.rng.below(most);
+            let target = (qp.remote, wr.key.slot, wr.key.generation);
+            self.fabric.launch((qp.wire, due), self.engine, target, &wr.op);
+        }
+    }
+
     fn poll_rail(&mut self, peer: usize, now: u64) -> Option<Completion> {
         loop {
             let depth = self.config.depth;
@@ -279,17 +341,26 @@ impl<'m> SimPort<'m> {
                 return None;
             }
             let mut wr = self.ring[peer * depth as usize + qp.head as usize];
+            let carries = self.fabric.wires.carries(qp.wire);
             let status = if qp.state == QpState::Err {
                 WrStatus::RailError
+            } else if qp.hung || carries == Carries::Silence {
+                return None;
             } else if qp.dies_at <= now && wr.due > qp.dies_at {
                 wr.fate = Some(WrStatus::RailError);
                 self.execute(qp.remote, &wr);
                 WrStatus::RailError
             } else if wr.due > now {
                 return None;
+            } else if carries == Carries::Nothing {
+                WrStatus::RailError
             } else {
                 self.execute(qp.remote, &wr)
             };
+            self.refused += u64::from(status == WrStatus::LocalAccess);
+            if status == WrStatus::RailError {
+                self.leave_behind(&qp, &wr);
+            }
             let qp = &mut self.qps[peer];
             qp.head = (qp.head + 1) % depth;
             qp.count -= 1;
@@ -394,6 +465,16 @@ impl Port for SimPort<'_> {
     }
 
     fn close(&mut self, peer: u32) {
+        if let Some(&qp) = self.qps.get(peer as usize) {
+            let left = if self.lateness.per_million > 0 { qp.count } else { 0 };
+            for i in 0..left {
+                let depth = self.config.depth;
+                let wr = self.ring[(peer * depth + (qp.head + i) % depth) as usize];
+                self.leave_behind(&qp, &wr);
+            }
+            self.fabric.wires.close(qp.wire);
+            self.qps[peer as usize].wire = SimWire::NONE;
+        }
         // Any state may become `Reset`; the queue is empty afterwards, so nothing of it can run.
         let _ = self.modify(peer, QpState::Reset);
     }
