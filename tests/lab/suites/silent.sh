@@ -20,6 +20,17 @@ quiet() {
 }
 # What here0 writes lands, but it hears nothing of that, and writes it once more elsewhere.
 other_way() { action write read && quiet 1 b; }
+# What here0 writes over rail 0 arrives 2.5 s late, when the rail was long given up; the other
+# process is stopped and cannot close its end. So nothing may be done before it goes on.
+late() {
+    local movers=here0
+    each rest && ask here0 go there0 op=write && ask here0 await done=2 && each mark || return
+    kill -STOP "${storm_pid[there0]}"
+    tc qdisc change dev a0 root netem limit 100000 delay 2500ms loss 0% rate "$rate_now"
+    ask here0 await down=1 within=10 && sleep 3.5 && lossy 0 0%
+    kill -CONT "${storm_pid[there0]}"
+    carry 0 && all_fine
+}
 all_short() {
     each mark && hush && ask here0 await down="$LAB_RAILS" within=10 || return
     sleep 1 && speak && carry $rails_all && all_fine
@@ -55,6 +66,9 @@ if [ "$LAB_RAILS" -gt 1 ]; then
     say "$ANSWER"
     check "the other way, rail 1 loses all that the b end answers: the same" other_way
     say "$ANSWER"
+    check "what rail 0 carried lands late: none of it is done before the other end is closed" late
+    say "$ANSWER"
+    check "they move data" action write read
 fi
 check "all rails are silent for a moment: nothing fails, all carry again" all_short
 say "$ANSWER"
