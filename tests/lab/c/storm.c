@@ -4,7 +4,8 @@
  *
  * usage: storm NAME id=N nics=DEVICES [dir=/tmp] [bytes=N] [seed=N] [e.KEY=VALUE]
  *   id     0 to 7, another for each process; bytes: the region. Its first quarter is for others'
- *          streams, the second for others' bulks, the third and fourth are for its own; dir: where the processes find each other
+ *          streams, the second for others' bulks, the third and fourth are for its own;
+ *          dir: where the processes find each other
  * Commands, one a line; each is answered by one line, "ok ..." or "error ...":
  *   meet NAME            loads that process's card, connects; once more: it was restarted
  *   watch NAME           a peer that dialled us; its events can be awaited then
