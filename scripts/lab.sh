@@ -160,6 +160,7 @@ link_kvrail() {
 # The example as it is, but its second process uses the other devices.
 build_example() { link_kvrail pair -include "$lab/c/other_nics.h" examples/c/pair.c; }
 build_mover() { link_kvrail mover "$lab/c/mover.c"; }
+build_storm() { link_kvrail storm "$lab/c/storm.c"; }
 # The tests of the verbs driver that can run over a real library; where it lies goes to a file.
 build_tests() {
     local line

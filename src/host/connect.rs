@@ -416,7 +416,7 @@ impl Control {
                     .rails
                     .iter()
                     .filter_map(|r| r.get(lane as usize))
-                    .map(|r| format!("{} ({})", r.nic.label(), r.nic.ipv4)),
+                    .map(|r| format!("{} ({})", r.nic.label(), r.address().0)),
             );
             if let Some(life) = &mut entry.life {
                 life.ids[lane as usize % MAX_RAILS] = Some(id);

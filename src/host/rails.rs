@@ -11,7 +11,7 @@ use rdma_core_sys::Verbs;
 use super::blob::RegionKeys;
 use super::config::Config;
 use super::error::{Error, Result};
-use super::nics::{self, Nic, Selection};
+use super::nics::{self, Address, Nic, Selection};
 use super::rail::{RailEnd, MAX_RAILS};
 use super::{log, sys};
 use crate::nic::verbs::mail::{MAIL_LEAST, MAIL_RECEIVES, MAIL_SENDS};
@@ -104,8 +104,11 @@ fn library() -> Result<&'static Verbs> {
 /// One opened NIC.
 #[derive(Debug)]
 pub(super) struct Rail {
+    /// As it was when it was opened.
     pub(super) nic: Nic,
     pub(super) device: Device,
+    /// The address of its GID, and the prefix: those of `nic` until they change.
+    address: Mutex<Address>,
 }
 
 /// The opened NICs of an engine, in the order of its lanes.
@@ -136,7 +139,10 @@ impl Rails {
                 mail_entries: peers.saturating_mul(MAIL_ENTRIES),
             };
             match Device::open(verbs, &want) {
-                Ok(device) => list.push(Rail { nic: nic.clone(), device }),
+                Ok(device) => {
+                    let address = Mutex::new((nic.ipv4, nic.prefix));
+                    list.push(Rail { nic: nic.clone(), device, address });
+                }
                 Err(fault) => faults.push(format!("{}: {}", nic.label(), said(&fault))),
             }
         }
@@ -272,13 +278,31 @@ impl Nic {
 }
 
 impl Rail {
-    /// The port's present GID, asked anew.
+    /// The port's present GID, asked anew. When the netdev has lost the address, another of its
+    /// addresses takes its place, one in the same subnet rather than others.
     pub(super) fn gid(&self) -> Result<Gid> {
-        let gid = match self.device.gid() {
+        let (ip, _) = self.address();
+        let gid = match self.device.gid_of(ip.octets()) {
             Err(f) if f.errno == libc::ENOSYS => self.device.gid_at(self.nic.gid_index),
+            Err(f) if f.errno == libc::EADDRNOTAVAIL => self.another_gid().ok_or(f),
             other => other,
         };
         gid.map_err(|f| Error::new(Status::NoRail, format!("{}: {}", self.nic.label(), said(&f))))
+    }
+
+    /// The address of the GID that was asked for last, and its prefix.
+    pub(super) fn address(&self) -> Address {
+        *self.address.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn another_gid(&self) -> Option<Gid> {
+        let mut found = nics::addresses_of(&self.nic.netdev);
+        found.sort_by_key(|(ip, _)| !self.is_near(*ip));
+        let fit = |a: Address| Some((a, self.device.gid_of(a.0.octets()).ok()?));
+        let ((ip, prefix), gid) = found.into_iter().find_map(fit)?;
+        log::warn(&format!("{}: its address is {ip}/{prefix} now", self.nic.label()));
+        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = (ip, prefix);
+        Some(gid)
     }
 
     /// Receives, and sends, of a message queue pair on this NIC: fewer than usual where its queues
@@ -293,17 +317,19 @@ impl Rail {
 
     /// Whether an address is in the port's subnet.
     pub(super) fn is_near(&self, ip: Ipv4Addr) -> bool {
-        let mask = u32::MAX.checked_shl(32 - u32::from(self.nic.prefix.min(32))).unwrap_or(0);
-        u32::from(self.nic.ipv4) & mask == u32::from(ip) & mask
+        let (own, prefix) = self.address();
+        let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);
+        u32::from(own) & mask == u32::from(ip) & mask
     }
 
     /// How this side describes its end of a rail.
     pub(super) fn end(&self, gid: [u8; 16]) -> RailEnd {
         let facts = self.device.facts();
         let byte = |n: u32| n.min(255) as u8;
+        let (ipv4, prefix) = self.address();
         RailEnd {
-            ipv4: self.nic.ipv4,
-            prefix: self.nic.prefix,
+            ipv4,
+            prefix,
             gid,
             mtu: facts.mtu,
             max_msg: facts.max_msg_bytes,

@@ -70,7 +70,7 @@ get_neighbour() {
     get_ip "$end" "$2"
     ip=$REPLY
     get_mac "$end" "$2"
-    REPLY="$ip lladdr $REPLY dev $1$2 nud reachable"
+    REPLY="$ip lladdr $REPLY dev $1$2 nud ${LAB_NUD:-permanent}"
 }
 
 accept_own_addresses() {

@@ -130,6 +130,11 @@ pub struct Selection {
     pub sysroot: PathBuf,
 }
 
+/// The IPv4 addresses that a netdev has now.
+pub(super) fn addresses_of(netdev: &str) -> Vec<Address> {
+    kernel::addresses().of(netdev).to_vec()
+}
+
 /// Judges every RDMA port.
 ///
 /// Reads some small files for each port and asks the kernel for the addresses; may take

@@ -29,8 +29,17 @@ impl Device {
     /// tell the types; then read `gid_attrs/types/N` and `gid_attrs/ndevs/N` below the port's sysfs
     /// folder, and have [`Device::gid_at`] check the entry.
     pub fn gid(&self) -> Result<Gid, Fault> {
+        self.gid_of(self.ipv4)
+    }
+
+    /// The same for another IPv4 address of the netdev, which may have come since the device was
+    /// opened.
+    ///
+    /// # Errors
+    /// As [`Device::gid`].
+    pub fn gid_of(&self, ipv4: [u8; 4]) -> Result<Gid, Fault> {
         const CALL: &str = "ibv_query_gid_ex";
-        let wanted = of_ipv4(self.ipv4);
+        let wanted = of_ipv4(ipv4);
         let entries = count(self.port_attr()?.gid_tbl_len);
         for index in 0..entries {
             let mut entry = ibv_gid_entry::zeroed();
