@@ -18,7 +18,7 @@
 
 use crate::engine::core::Core;
 use crate::engine::peer::{PeerLink, NO_LANE};
-use crate::engine::slot::{Body, RegionRef};
+use crate::engine::slot::Body;
 use crate::engine::state::Phase;
 use crate::nic::{Net, Port};
 use crate::status::Status;
@@ -164,22 +164,25 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// Makes sure that nothing touches the memory of a transfer that was cancelled, whatever
     /// becomes of the rails: those that still have something of it in flight are closed, and what
     /// else they had in flight goes to others. After this it is at rest as soon as the calls that
-    /// are looking at it return.
-    pub fn evict(&self, raw: u64) -> Result<(), Status> {
+    /// are looking at it return. False: it is not ending.
+    pub fn evict(&self, raw: u64) -> Result<bool, Status> {
         let (index, state) = self.transfer(raw)?;
-        if matches!(state.phase, Phase::Ending) {
+        let ending = state.phase == Phase::Ending;
+        if ending {
             self.evict_where(|slot| slot == index);
         }
-        Ok(())
+        Ok(ending)
     }
 
-    /// The same for every transfer that was ended because it uses a region.
-    pub fn evict_users(&self, region: RegionRef) {
-        self.evict_where(|slot| {
-            let s = &self.slots[slot as usize];
-            // SAFETY: I3: asked of slots that a claim or a debt holds only.
-            s.state.load().phase == Phase::Ending && unsafe { s.body() }.uses(region)
-        });
+    /// The same for every transfer that is ending: who waits for those of a region cannot tell
+    /// which are.
+    pub fn evict_ending(&self) {
+        self.evict_where(|slot| self.slots[slot as usize].state.load().phase == Phase::Ending);
+    }
+
+    /// Lanes with a rail to a peer that is up, or broken and not dropped yet.
+    pub fn held_rails(&self, peer: u32) -> u32 {
+        self.peers[peer as usize].book.held()
     }
 
     fn evict_where(&self, which: impl Fn(u32) -> bool) {

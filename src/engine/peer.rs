@@ -80,6 +80,8 @@ pub struct RailBook {
     unfenced: [AtomicU32; MAX_LANES as usize],
     /// The lanes that have one, for who asks often.
     owes: AtomicU32,
+    /// Id + 1 of the newest rail.
+    newest: AtomicU32,
 }
 
 impl RailBook {
@@ -90,6 +92,7 @@ impl RailBook {
             ids: core::array::from_fn(|_| AtomicU32::new(0)),
             unfenced: core::array::from_fn(|_| AtomicU32::new(0)),
             owes: AtomicU32::new(0),
+            newest: AtomicU32::new(0),
         }
     }
 
@@ -104,6 +107,13 @@ impl RailBook {
         self.lost.fetch_and(!(1 << lane), Ordering::AcqRel);
         self.settle(lane);
         self.ids[lane as usize].store(id.wrapping_add(1), Ordering::Release);
+        self.newest.fetch_max(id.wrapping_add(1), Ordering::AcqRel);
+    }
+
+    /// Lanes with a rail that is up, or broken and not dropped yet.
+    pub fn held(&self) -> u32 {
+        let bits = self.ids.iter().enumerate();
+        bits.fold(0, |m, (i, w)| m | u32::from(w.load(Ordering::Acquire) != 0) << i)
     }
 
     /// A rail was closed here. Its id, and whether the peer had said so of its end.
@@ -119,8 +129,12 @@ impl RailBook {
         Some((id, self.heard.load(Ordering::Acquire) & 1 << lane != 0))
     }
 
-    /// The peer said `down` of a rail. True: its end here is open; it is lost now.
+    /// The peer said `down` of a rail. True: its end here is open; it is lost now. Or it is still
+    /// being brought up here, and will be found dead.
     pub fn hear(&self, id: u32) -> bool {
+        if id.wrapping_add(1) > self.newest.load(Ordering::Acquire) {
+            return true;
+        }
         let has = |list: &[AtomicU32]| {
             list.iter().position(|w| w.load(Ordering::Acquire) == id.wrapping_add(1))
         };
@@ -158,7 +172,7 @@ impl RailBook {
     }
 
     fn clear(&self) {
-        let masks = [&self.lost, &self.heard, &self.owes];
+        let masks = [&self.lost, &self.heard, &self.owes, &self.newest];
         for word in self.ids.iter().chain(&self.unfenced).chain(masks) {
             word.store(0, Ordering::Release);
         }

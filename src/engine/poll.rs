@@ -271,6 +271,13 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let batch =
             Batch { peer: body.peer, direction: body.direction, ops, first_wr, keys: &keys };
         let Err((posted, why)) = inner.port.post(&batch) else { return Served::Claimed };
+        if why == PostError::Rail {
+            // Perhaps more is in flight than the port knows of, so the claim stays whole: it goes
+            // back when the rail is closed, and counts as begun.
+            self.blame(lane, inner, body.peer, 0);
+            self.rail_failed(lane, inner, body.peer);
+            return Served::Nothing;
+        }
         let unposted = claim.count - posted.min(claim.count);
         let bytes = ops[posted as usize..].iter().map(|o| u64::from(o.len)).sum();
         lane.outstanding.fetch_sub(bytes, Ordering::Relaxed);
@@ -278,9 +285,6 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         if inner.rails[body.peer as usize].ledger.unrecord(unposted, bytes) {
             inner.claims -= 1;
             self.leave(claim.slot);
-        }
-        if why == PostError::Rail {
-            self.rail_failed(lane, inner, body.peer);
         }
         // Something is in flight: who polls must come back, with a driver that works inside post at
         // once.
