@@ -5,7 +5,7 @@ use crate::engine::bits::Bits;
 use crate::engine::ledger::Ledger;
 use crate::engine::state::State;
 use crate::engine::token::PollToken;
-use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell};
 
 /// Most claims in flight on one lane, over all its rails.
 pub const LANE_CLAIMS: u32 = 256;
@@ -74,6 +74,8 @@ pub struct Lane<'m, P> {
     pub token: PollToken,
     /// Bytes posted and not retired: where stripe width 1 looks for the idlest lane.
     pub outstanding: AtomicU64,
+    /// Debts of all its rails: who looks for some need not wait for the token where there are none.
+    pub owing: AtomicU32,
     /// For `rail_info`.
     pub stats: LaneStats,
     active: Bits<'m>,
@@ -102,6 +104,7 @@ impl<'m, P> Lane<'m, P> {
             index,
             token: PollToken::new(),
             outstanding: AtomicU64::new(0),
+            owing: AtomicU32::new(0),
             stats: LaneStats::default(),
             active: Bits::new(arena, transfers)?,
             inner: UnsafeCell::new(Inner { port, rails, claims: 0, next: 0 }),
@@ -116,6 +119,18 @@ impl<'m, P> Lane<'m, P> {
     pub unsafe fn inner(&self) -> &mut Inner<'m, P> {
         // SAFETY: I2: exclusive by the token.
         unsafe { &mut *self.inner.get() }
+    }
+
+    /// Takes a rail's debts. The caller holds the token.
+    pub fn take_debts(&self, rail: &mut Rail) -> Debts {
+        let debts = core::mem::take(&mut rail.debts);
+        self.owing.fetch_sub(debts.len() as u32, Ordering::AcqRel);
+        debts
+    }
+
+    /// True when any rail of it owes.
+    pub fn owes(&self) -> bool {
+        self.owing.load(Ordering::Acquire) != 0
     }
 
     /// Publishes a transfer to this lane. True when it was not published to it already.

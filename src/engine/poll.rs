@@ -397,7 +397,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             let next = inner.rails[peer as usize].ledger.drain();
             if let Some(claim) = &next {
                 self.abandoned(lane, inner, claim);
-                self.owe(inner, peer, claim);
+                self.owe(lane, inner, peer, claim);
             }
             match (&mut run, next) {
                 (Some((r, holds)), Some(c)) if c.slot == r.slot && c.first == r.first + r.count => {
@@ -422,7 +422,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// A transfer whose WRITEs may still land keeps a hold of its own until the fence. The caller
     /// keeps the claim's hold.
-    fn owe(&self, inner: &mut Inner<'m, P>, peer: u32, claim: &Claim) {
+    fn owe(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32, claim: &Claim) {
         let slot = &self.slots[claim.slot as usize];
         // SAFETY: I3: the claim is a hold.
         let body = unsafe { slot.body() };
@@ -437,7 +437,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             // when a rail is connected.
             slot.end(Status::NoRail);
             self.leave(claim.slot);
+            return;
         }
+        lane.owing.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Nothing the rail carried touches memory after this.
@@ -501,7 +503,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 self.give_return(&self.slots[claim.slot as usize], claim.first, claim.count);
                 self.leave(claim.slot);
             }
-            for slot in core::mem::take(&mut inner.rails[peer as usize].debts) {
+            for slot in lane.take_debts(&mut inner.rails[peer as usize]) {
                 self.slots[slot as usize].end(status);
                 self.leave(slot);
             }

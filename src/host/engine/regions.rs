@@ -164,10 +164,7 @@ impl Engine {
             if !drained {
                 core.poll();
                 core.forgive();
-                force.once(|| {
-                    core.evict_ending();
-                    true
-                });
+                force.once(|| core.evict_ending());
             }
             drained
         })
