@@ -382,16 +382,27 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
-    fn drop(&mut self) {
+impl Registered {
+    /// Ends the registrations. `Err`: a NIC did not end one, so peers may still reach the memory.
+    pub(super) fn end(&mut self) -> core::result::Result<(), String> {
+        let mut why = Ok(());
         for (rail, mrs) in self.rails.list.iter().zip(self.mrs.drain(..)) {
             for mr in mrs {
                 // SAFETY: V23: registered on this device; nothing here uses it any more, and a peer
                 // that still does gets an access error.
                 if let Err(fault) = unsafe { rail.device.deregister(mr) } {
-                    log::warn(&format!("{}: {}", rail.nic.label(), said(&fault)));
+                    why = Err(format!("{}: {}", rail.nic.label(), said(&fault)));
                 }
             }
+        }
+        why
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if let Err(why) = self.end() {
+            log::warn(&why);
         }
     }
 }

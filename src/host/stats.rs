@@ -49,16 +49,26 @@ impl Stats {
 }
 
 fn json(shared: &Shared) -> String {
-    let mut out = String::from("{\"transport\":\"local\",\"rails\":[");
-    for (i, lane) in shared.core.lanes().iter().enumerate() {
+    // Behind the lanes of NICs there is one for transfers within the engine, as in `info`.
+    let (transport, count) = match &shared.rails {
+        Some(rails) => ("verbs", rails.len()),
+        None => ("local", shared.core.lanes().len()),
+    };
+    let name = |i: usize| match shared.rails.as_ref().and_then(|r| r.get(i)) {
+        Some(rail) => rail.nic.label(),
+        None => format!("local{i}"),
+    };
+    let mut out = format!("{{\"transport\":\"{transport}\",\"rails\":[");
+    for (i, lane) in shared.core.lanes().iter().take(count).enumerate() {
         let s = &lane.stats;
         let get = |v: &crate::sync::AtomicU64| v.load(Ordering::Relaxed);
         let comma = if i == 0 { "" } else { "," };
         // Writing to a string cannot fail.
         let _ = write!(
             out,
-            "{comma}{{\"name\":\"local{i}\",\"bytes_read\":{},\"bytes_written\":{},\
+            "{comma}{{\"name\":\"{}\",\"bytes_read\":{},\"bytes_written\":{},\
              \"work_requests\":{},\"claims\":{},\"errors\":{}}}",
+            name(i),
             get(&s.bytes_read),
             get(&s.bytes_written),
             get(&s.work_requests),

@@ -9,7 +9,7 @@ mod transfers;
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::ptr::NonNull;
 use core::time::Duration;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, Once};
 use std::thread::JoinHandle;
@@ -34,6 +34,10 @@ pub struct Engine {
     listen: String,
     forks: u32,
     limbo: Mutex<Limbo>,
+    /// Regions that a NIC did not let go of, and why.
+    reachable: Mutex<HashMap<u64, String>>,
+    /// Transfers whose queue pair a NIC did not let go of.
+    stuck: Mutex<HashSet<u64>>,
 }
 
 /// Regions that were withdrawn and may still be in use, by their raw handles. Their slots stay
@@ -159,6 +163,8 @@ impl Engine {
             listen,
             forks,
             limbo: Mutex::default(),
+            reachable: Mutex::default(),
+            stuck: Mutex::default(),
         };
         let control = Control::new(shared.clone(), listeners);
         engine.spawn("kvrail-ctl", move || control.run())?;

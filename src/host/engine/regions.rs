@@ -65,6 +65,11 @@ impl Engine {
         self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Regions that a NIC still has registered although it was told to end that, and why.
+    fn reachable(&self) -> MutexGuard<'_, HashMap<u64, String>> {
+        self.reachable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn local_region(&self, raw: u64) -> Result<View> {
         self.here()?.core.local.view(raw).map_err(|s| bad_handle("region", raw, s))
     }
@@ -95,19 +100,20 @@ impl Engine {
             inside = self.peer_inside(view.slot);
             quiet && inside.is_none()
         });
-        if drained && self.has_stuck_rail() {
-            let text = format!(
-                "region {region:#x}: a NIC did not let go of a queue pair, so it may still use \
-                 this memory; it is withdrawn, but must not be reused before this process ends"
-            );
-            return Err(Error::new(Status::Busy, text));
-        }
         if drained {
+            // When this returns no NIC touches the memory; what a peer still asks for is refused by
+            // ours. A NIC that does not end a registration may: then the region stays as it is.
+            let ended = self.registrations().get_mut(&region).map_or(Ok(()), Registered::end);
+            if let Some(why) = ended.err().or_else(|| self.reachable().get(&region).cloned()) {
+                let text = format!(
+                    "region {region:#x}: {why}: peers may still reach this memory; it is \
+                     withdrawn, but must not be reused before this process ends"
+                );
+                self.reachable().insert(region, why);
+                return Err(Error::new(Status::Busy, text));
+            }
             if let Some(view) = self.limbo().remove(&region) {
-                // When this returns no NIC touches the memory; what a peer still asks for is
-                // refused by ours.
-                let registered = self.registrations().remove(&region);
-                drop(registered);
+                self.registrations().remove(&region);
                 shared.core.local.free(view);
                 // SAFETY: I3: freed just now.
                 unsafe { keylist::free(&shared.pool, &view) };

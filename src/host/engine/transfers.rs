@@ -1,6 +1,8 @@
 //! Tables, and transfers from prepare to release.
 
 use core::time::Duration;
+use std::collections::HashSet;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::messages::too_long;
@@ -58,6 +60,11 @@ impl Engine {
         let (index, s) = self.peer(peer)?;
         let p = self.shared.preparer(index);
         self.adopt(p.listed(direction, (index, s.generation), local, remote)?)
+    }
+
+    /// Transfers whose queue pair a NIC did not let go of.
+    fn stuck(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.stuck.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn adopt(&self, body: Body) -> Result<Handle> {
@@ -150,13 +157,14 @@ impl Engine {
             }
             text += &format!(", {} of {} bytes done", info.bytes_done, info.bytes);
             if let Some((lane, code)) = info.cause {
-                text += &format!(", {}", self.rail_fault(lane, code));
+                text += &format!(", {}", self.rail_fault(lane, code, status));
             }
             if info.touched {
                 text += ", the rest of its destination may have been written";
             }
         }
-        if matches!(status, Status::Disconnected | Status::Unreachable | Status::Refused) {
+        let peers = [Status::Disconnected, Status::Unreachable, Status::Refused, Status::NoRail];
+        if peers.contains(&status) {
             if let Some(peer) = self.shared.core.peer_of(transfer) {
                 let why = self.peer_error(peer, status);
                 text += &format!(": {}", why.message);
@@ -166,11 +174,14 @@ impl Engine {
     }
 
     /// Which rail failed, and what its provider said.
-    fn rail_fault(&self, lane: u32, code: u32) -> String {
+    fn rail_fault(&self, lane: u32, code: u32, end: Status) -> String {
         let label = self.shared.rails.as_ref().and_then(|r| r.get(lane as usize));
         let label = label.map_or_else(|| "local".into(), |r| r.nic.label());
         let (status, vendor) = (code >> 16, code & 0xffff);
         let said = match (status, vendor) {
+            (0, 0) if matches!(end, Status::RemoteAccess | Status::LocalAccess) => {
+                "a work request was refused".into()
+            }
             (0, 0) => "silent for too long, or closed".into(),
             (0, errno) => format!("errno {errno}"),
             _ => format!("{} ({status}), vendor code {vendor:#x}", wc_name(status)),
@@ -203,30 +214,33 @@ impl Engine {
     pub fn release(&self, transfer: u64) -> Result<()> {
         let shared = self.here()?;
         let limit = Duration::from_millis(u64::from(shared.config.release_timeout_ms));
-        let (mut last, mut stuck) = (Ok(()), false);
+        // Once said, it holds: the transfer is at rest by now, but its queue pair lives.
+        let (mut last, mut stuck) = (Ok(()), self.stuck().contains(&transfer));
         let mut force = Force::within(limit);
-        let done = wait_until(limit, || match shared.core.release(transfer) {
-            Ok(body) => {
-                // SAFETY: I3: released just now, by us.
-                unsafe { prepare::free_body(&shared.pool, &body) };
-                true
-            }
-            Err(Status::Busy) => {
-                let _ = shared.core.cancel(transfer);
-                shared.core.poll();
-                force.once(|| {
-                    let evicted = shared.core.evict(transfer).unwrap_or(false);
-                    stuck = evicted && self.has_stuck_rail();
-                    evicted
-                });
-                stuck
-            }
-            Err(s) => {
-                last = Err(bad_handle("transfer", transfer, s));
-                true
-            }
-        });
+        let done = stuck
+            || wait_until(limit, || match shared.core.release(transfer) {
+                Ok(body) => {
+                    // SAFETY: I3: released just now, by us.
+                    unsafe { prepare::free_body(&shared.pool, &body) };
+                    true
+                }
+                Err(Status::Busy) => {
+                    let _ = shared.core.cancel(transfer);
+                    shared.core.poll();
+                    force.once(|| {
+                        let evicted = shared.core.evict(transfer).unwrap_or(false);
+                        stuck = evicted && self.has_stuck_rail();
+                        evicted
+                    });
+                    stuck
+                }
+                Err(s) => {
+                    last = Err(bad_handle("transfer", transfer, s));
+                    true
+                }
+            });
         if stuck {
+            self.stuck().insert(transfer);
             let text = format!(
                 "transfer {transfer:#x}: a NIC did not let go of a queue pair that carried it, so \
                  it may still use this memory, which must not be reused before this process ends"

@@ -121,10 +121,7 @@ impl State {
             Ok(false) => return Some("its link is down".into()),
             Err(fault) => return Some(format!("its port does not answer: {}", said(&fault))),
         }
-        if self.up && !self.moved {
-            return None;
-        }
-        // It is new, or back: with the same address?
+        // The event that it lost its address may be lost as well, so this is asked each time.
         match rail.gid() {
             Ok(gid) => {
                 if core::mem::take(&mut self.moved) {
