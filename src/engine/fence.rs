@@ -171,7 +171,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// Makes sure that nothing touches the memory of a transfer that was cancelled, whatever
     /// becomes of the rails: those that still have something of it in flight are closed, and what
     /// else they had in flight goes to others. After this it is at rest as soon as the calls that
-    /// are looking at it return. False: it is not ending, or somebody works on a lane, so ask again.
+    /// are looking at it return. False: it is not ending, or somebody works on a lane: ask again.
     pub fn evict(&self, raw: u64) -> Result<bool, Status> {
         let (index, state) = self.transfer(raw)?;
         Ok(state.phase == Phase::Ending && self.evict_where(|slot| slot == index))

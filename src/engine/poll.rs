@@ -124,15 +124,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         if !self.has_turn(lane, inner, body.peer, index) {
             return None;
         }
-        // An earlier transfer may have had WRITEs to the same place on a rail that is not fenced,
-        // and have ended in an error without waiting for that. What is under way already has its
-        // own debts.
-        let first = seen.next() == 0 && slot.returns.is_empty();
-        if first
-            && body.direction == Direction::Write
-            && inner.port.may_land_late()
-            && self.peers[body.peer as usize].book.unsafe_lanes() != 0
-        {
+        let begins = seen.next() == 0 && slot.returns.is_empty();
+        if begins && self.awaits_fence(inner, &body) {
             return None;
         }
         let depth = inner.port.depth();
@@ -192,6 +185,15 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 }
             }
         }
+    }
+
+    /// Whether a transfer that has not begun must wait: an earlier one may have had WRITEs to the
+    /// same place on a rail that is not fenced, and have ended in an error without waiting for
+    /// that. What is under way already has its own debts.
+    fn awaits_fence(&self, inner: &Inner<'m, P>, body: &Body) -> bool {
+        body.direction == Direction::Write
+            && inner.port.may_land_late()
+            && self.peers[body.peer as usize].book.unsafe_lanes() != 0
     }
 
     /// Whether a transfer may take credits of the rail to its peer: none waits for them longer.

@@ -163,7 +163,7 @@ fn a_peer_without_a_rail_for_too_long_is_dead_and_comes_back() {
             let mut pair = Pair::twins(2, MIB, |c| {
                 quick(c);
                 c.peer_timeout_ms = 700;
-                c.connect_timeout_ms = 1500;
+                c.connect_timeout_ms = 5000;
             });
             if swap {
                 pair = turned(pair);
@@ -202,7 +202,7 @@ fn a_dead_peer_is_connected_again_before_anybody_asks() {
     let pair = Pair::twins(2, MIB, |c| {
         quick(c);
         c.peer_timeout_ms = 300;
-        c.connect_timeout_ms = 1000;
+        c.connect_timeout_ms = 5000;
     });
     let t = pair.prepare(Direction::Read, &[Piece { here: 0, there: 0, len: 9 }]).unwrap();
     fake.set("*.drop=1");
