@@ -154,6 +154,32 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         true
     }
 
+    /// Ends every transfer that `which` picks and that is not over: active ones, and those that
+    /// only wait for a fence.
+    pub(super) fn end_where(&self, status: Status, which: impl Fn(&Body) -> bool) {
+        for (i, slot) in self.slots.iter().enumerate() {
+            let phase = slot.state.load().phase;
+            if !matches!(phase, Phase::Active | Phase::Posting) {
+                continue;
+            }
+            slot.enter();
+            if slot.cursor.look().is_some() {
+                // SAFETY: I3: we hold the slot and saw the cursor open after that.
+                let body = unsafe { slot.body() };
+                if which(&body) {
+                    slot.end(status);
+                }
+            }
+            self.leave(i as u32);
+        }
+        self.debtor(|slot, body| {
+            if which(body) {
+                self.slots[slot as usize].end(status);
+            }
+            false
+        });
+    }
+
     /// The first transfer with a debt that `f` says true to.
     pub(super) fn debtor(&self, mut f: impl FnMut(u32, &Body) -> bool) -> Option<u32> {
         self.lanes.iter().filter(|lane| lane.owes()).find_map(|lane| {

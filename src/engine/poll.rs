@@ -152,7 +152,6 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             return Some((body, Claim { slot: index, first, count: take, bytes }));
         }
         let mask = self.rails(body.peer);
-        let rails = mask.count_ones();
         loop {
             let first = seen.next();
             let remaining = body.n_ops - first.min(body.n_ops);
@@ -160,21 +159,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 self.retract(lane, index);
                 return None;
             }
-            let mut most = limit.min(remaining);
-            if self.tuning.stripe_all && rails > 1 {
-                // So that the first to poll does not take everything.
-                most = most.min((remaining / (2 * rails)).max(1));
-                // And so that a slow rail does not hold the end of it: a lane with more in flight
-                // than its part of what is left leaves that to one with less. The least loaded
-                // always may, so nothing waits for other transfers to end.
-                let each = body.bytes / u64::from(body.n_ops.max(1));
-                let part = each * u64::from(remaining / (2 * rails));
-                let load = |l: &Lane<'m, P>| l.outstanding.load(Ordering::Relaxed);
-                let held = load(lane);
-                if held > part && self.lanes_of(mask).any(|l| load(l) < held) {
-                    return None;
-                }
-            }
+            let most = limit.min(self.part(lane, mask, &body, remaining)?);
             let (count, bytes) = sized(ops, first, most, inner.port.batch_bytes());
             match slot.cursor.claim(seen, count) {
                 Ok(()) => return Some((body, Claim { slot: index, first, count, bytes })),
@@ -185,6 +170,26 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 }
             }
         }
+    }
+
+    /// Most ops that a lane may claim of those that are left of a transfer. `None`: none.
+    fn part(&self, lane: &Lane<'m, P>, mask: u32, body: &Body, remaining: u32) -> Option<u32> {
+        let rails = mask.count_ones();
+        if !self.tuning.stripe_all || rails < 2 {
+            return Some(remaining);
+        }
+        // So that a slow rail does not hold the end of it: a lane with more in flight than its part
+        // of what is left leaves that to one with less. The least loaded always may, so nothing
+        // waits for other transfers to end.
+        let each = body.bytes / u64::from(body.n_ops.max(1));
+        let part = each * u64::from(remaining / (2 * rails));
+        let load = |l: &Lane<'m, P>| l.outstanding.load(Ordering::Relaxed);
+        let held = load(lane);
+        if held > part && self.lanes_of(mask).any(|l| load(l) < held) {
+            return None;
+        }
+        // So that the first to poll does not take everything.
+        Some((remaining / (2 * rails)).max(1))
     }
 
     /// Whether a transfer that has not begun must wait: an earlier one may have had WRITEs to the
@@ -548,32 +553,6 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
         self.drop_message(slot);
         slot.state.change(state, state.to(Phase::Ended, state.status));
-    }
-
-    /// Ends every transfer that `which` picks and that is not over: active ones, and those that
-    /// only wait for a fence.
-    pub(super) fn end_where(&self, status: Status, which: impl Fn(&Body) -> bool) {
-        for (i, slot) in self.slots.iter().enumerate() {
-            let phase = slot.state.load().phase;
-            if !matches!(phase, Phase::Active | Phase::Posting) {
-                continue;
-            }
-            slot.enter();
-            if slot.cursor.look().is_some() {
-                // SAFETY: I3: we hold the slot and saw the cursor open after that.
-                let body = unsafe { slot.body() };
-                if which(&body) {
-                    slot.end(status);
-                }
-            }
-            self.leave(i as u32);
-        }
-        self.debtor(|slot, body| {
-            if which(body) {
-                self.slots[slot as usize].end(status);
-            }
-            false
-        });
     }
 }
 

@@ -207,8 +207,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     pub fn release(&self, raw: u64) -> Result<Body, Status> {
         let (index, state) = self.transfer(raw)?;
         let slot = &self.slots[index as usize];
-        // All data is in place and nobody is inside: whoever hands the message over has taken it off
-        // the slot, and changes this very state or none.
+        // All data is in place and nobody is inside: whoever hands the message over took it off the
+        // slot, and changes this very state or none.
         let taken = slot.message.load(Ordering::Acquire) == NONE;
         let leaving = state.phase == Phase::Notifying && taken;
         if !state.phase.at_rest() && !leaving {

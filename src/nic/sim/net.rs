@@ -165,7 +165,7 @@ impl<'m> Pipe<'m> {
             ends: [AtomicU64::new(0), AtomicU64::new(0)],
             closed: AtomicU32::new(FREE),
             failed: AtomicU32::new(0),
-            mail: [const { AtomicU64::new(0) }; 4],
+            mail: core::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 
