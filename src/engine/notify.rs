@@ -13,8 +13,8 @@ use crate::sync::Ordering;
 
 /// Streams looked at in one round.
 const READY: usize = 64;
-/// Reads from a link that is left, of [`crate::engine::channel::SCRATCH`] bytes each at most.
-const GATHERED: usize = 64;
+/// Reads from a link that is left: more than what any link holds, if it came byte by byte.
+const GATHERED: usize = 1 << 17;
 
 impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// Puts a message together for a peer. It may be at most 65,536 bytes.
