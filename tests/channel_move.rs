@@ -199,7 +199,7 @@ fn act() -> impl Strategy<Value = Act> {
         6 => side.prop_map(Act::Receive),
         6 => (side, 1usize..9_000).prop_map(|(s, n)| Act::Land(s, n)),
         3 => side.prop_map(Act::Tell),
-        1 => (side, [1usize..9_000, 1usize..9_000]).prop_map(|(s, m)| Act::Break(s, m)),
+        1 => (side, [256usize..9_000, 256usize..9_000]).prop_map(|(s, m)| Act::Break(s, m)),
     ]
 }
 
@@ -228,7 +228,7 @@ fn run(acts: &[Act]) -> Result<(), TestCaseError> {
     let quiet =
         [Act::Land(false, 9_000), Act::Land(true, 9_000), Act::Tell(false), Act::Tell(true)];
     let tail = [Act::Send(false), Act::Send(true), Act::Receive(false), Act::Receive(true)];
-    let settle = quiet.iter().chain(&tail).cycle().take(8 * 4_000);
+    let settle = quiet.iter().chain(&tail).cycle().take(8 * 20_000);
     for (i, act) in acts.iter().chain(settle).enumerate() {
         match act.clone() {
             Act::Push(s, n) => sides[usize::from(s)].push(n),

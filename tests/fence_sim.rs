@@ -225,3 +225,41 @@ fn what_arrived_of_a_failed_transfer_is_told_pair_by_pair() {
     }
     assert!(some > 1_000 && none > 1_000, "one sided: {some} arrived, {none} did not");
 }
+
+/// Two peers, few credits for each, little work a round: whoever comes by when credits are there
+/// must not always be the same.
+#[test]
+fn no_transfer_starves_for_credits() {
+    for (credits, delay, batch) in [(2, 2, 40), (2, 3, 40), (1, 2, 1), (3, 5, 60), (4, 1, 100)] {
+        let port = PortConfig { credits, depth: credits, batch_bytes: batch, delay, ..PORT };
+        let setup = Setup { engines: 3, ..with_port(lanes(1), port) };
+        let world = World::new(setup);
+        let (pairs, room) = random_pairs(&mut Rng::new(26), 400, 40);
+        let here = Memory::new(&world, 0, room, |i| i as u8);
+        let mut all = Vec::new();
+        for to in [1, 2] {
+            world.connect(0, to);
+            let there = Memory::new(&world, to, room, |i| (i * 3) as u8);
+            let key = there.import(&world, 0);
+            for _ in 0..3 {
+                let t = prepare(&world, Direction::Write, (0, &here), (&there, key), &pairs);
+                all.push(t.unwrap());
+            }
+            core::mem::forget(there);
+        }
+        for t in &all {
+            world.engines[0].post(t.raw(), None).unwrap();
+        }
+        let done = |t: &Transfer| world.engines[0].info(t.raw()).unwrap().bytes_done;
+        let whole = world.engines[0].info(all[0].raw()).unwrap().bytes;
+        for step in 0.. {
+            assert!(step < 1_000_000);
+            world.step();
+            if all.iter().any(|t| done(t) == whole) {
+                break;
+            }
+        }
+        let shares: Vec<u64> = all.iter().map(|t| done(t) * 100 / whole).collect();
+        assert!(shares.iter().all(|s| *s > 30), "{credits} credits: percent done {shares:?}");
+    }
+}

@@ -45,7 +45,7 @@ fn a_million_descriptors() {
 /// arrived. The fleet must see what lands afterwards.
 #[test]
 fn without_a_fence_late_packets_are_seen() {
-    let runs = if cfg!(debug_assertions) { 12 } else { 40 };
+    let runs = if cfg!(debug_assertions) { 20 } else { 60 };
     let wrong = |naive| {
         let fails = (0..runs).filter_map(|i| {
             let mut plan = Plan::new(40 + i);
@@ -58,7 +58,7 @@ fn without_a_fence_late_packets_are_seen() {
     assert_eq!(wrong(0), [""; 0]);
     let seen = wrong(1);
     println!("{} of {runs} runs without a fence were seen to go wrong", seen.len());
-    assert!(seen.len() > runs as usize / 10, "{seen:?}");
+    assert!(seen.len() >= 2, "{seen:?}");
     let of_bytes =
         |why: &String| ["but byte", "touched", "is wrong"].iter().any(|w| why.contains(w));
     assert!(seen.iter().any(of_bytes), "{seen:?}");

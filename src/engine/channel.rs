@@ -385,17 +385,17 @@ impl Channel {
             }
             DOWN if len == 8 => {
                 self.head_len = 0;
-                let id = u32::try_from(seq).map_err(|_| garbage)?;
+                let id = u32::try_from(seq).ok().filter(|id| *id < u32::MAX).ok_or(garbage)?;
                 let open = event(Event::Down(id));
                 self.heard_down(id, body & ANSWER != 0 && !open);
                 Ok(())
             }
             MSG if len as usize <= MAX_MESSAGE && seq == self.rx_seq => {
                 self.head_len = 0;
-                self.rx_cost += cost(len as usize);
-                if self.rx_cost > self.told_end {
+                if self.rx_cost + cost(len as usize) > self.told_end {
                     return Err(garbage);
                 }
+                self.rx_cost += cost(len as usize);
                 let header = Header {
                     name: self.name_len as u32,
                     len,

@@ -252,7 +252,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             let rail = &mut inner.rails[peer as usize];
             rail.generation = generation;
             self.peers[peer as usize].rails.fetch_or(1 << lane, Ordering::AcqRel);
-            (r, core::mem::take(&mut rail.debts))
+            (r, self.lanes[lane as usize].take_debts(rail))
         });
         for slot in debts {
             self.leave(slot);
@@ -271,11 +271,26 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     pub(super) fn with_lane<R>(&self, lane: u32, f: impl FnOnce(&mut Inner<'m, P>) -> R) -> R {
-        let lane = &self.lanes[lane as usize];
-        while !lane.token.try_take() {
+        while !self.lanes[lane as usize].token.try_take() {
             spin_loop();
         }
-        // SAFETY: I2: token taken above, given back below, asked once.
+        self.held_lane(lane, f)
+    }
+
+    /// The same, or `None` at once if somebody has the token: a copy of `local` may hang inside of
+    /// a poll.
+    pub(super) fn try_lane<R>(
+        &self,
+        lane: u32,
+        f: impl FnOnce(&mut Inner<'m, P>) -> R,
+    ) -> Option<R> {
+        self.lanes[lane as usize].token.try_take().then(|| self.held_lane(lane, f))
+    }
+
+    /// The caller took the lane's token.
+    fn held_lane<R>(&self, lane: u32, f: impl FnOnce(&mut Inner<'m, P>) -> R) -> R {
+        let lane = &self.lanes[lane as usize];
+        // SAFETY: I2: the caller took the token, which is given back below; asked once.
         let inner = unsafe { lane.inner() };
         let r = f(inner);
         if lane.token.give_back() {

@@ -8,13 +8,17 @@
 //! repeat the WRITEs at once, since they put the same bytes there; but nothing is done, and no
 //! message leaves, before the debts are paid.
 //!
+//! A WRITE that is posted while a rail to its peer is not fenced begins after the fence: an earlier
+//! one to the same place may have ended in an error, and what it left under way must not land on
+//! top.
+//!
 //! Both sides say `DOWN` of a rail after they closed it, whoever saw it break. A handshake that
 //! brings up rails between the same two engines tells each side what the other holds, so it is a
 //! fence for all the rest ([`Core::connect_rail`]).
 
 use crate::engine::core::Core;
 use crate::engine::peer::{PeerLink, NO_LANE};
-use crate::engine::slot::{Body, RegionRef};
+use crate::engine::slot::Body;
 use crate::engine::state::Phase;
 use crate::nic::{Net, Port};
 use crate::status::Status;
@@ -85,8 +89,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// Control side only: the peer has closed its end of the rail that a lane had to it: nothing
     /// of that lands any more.
     pub fn fence(&self, lane: u32, peer: u32) {
-        let debts =
-            self.with_lane(lane, |inner| core::mem::take(&mut inner.rails[peer as usize].debts));
+        let debts = self.with_lane(lane, |inner| {
+            self.lanes[lane as usize].take_debts(&mut inner.rails[peer as usize])
+        });
         for slot in debts {
             self.leave(slot);
         }
@@ -97,6 +102,11 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 book.fenced(lane);
             }
         });
+        // WRITEs that were posted meanwhile may begin.
+        for lane in self.lanes {
+            lane.token.publish();
+        }
+        self.worker.wake();
     }
 
     /// Control side only: a handshake told both sides which rails are left: those of `lanes` are
@@ -113,7 +123,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     /// Takes back the holds that ended transfers have for fences: they are not done, so nothing
-    /// waits for these. Cheap where there are none.
+    /// waits for these. Cheap where there are none. A lane that somebody works on is left for the
+    /// next time.
     pub fn forgive(&self) {
         let ended = |slot: u32| {
             let phase = self.slots[slot as usize].state.load().phase;
@@ -124,23 +135,28 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// Lowers the holds of those debts on a lane that `which` picks.
-    fn pay(&self, lane: u32, which: impl Fn(u32) -> bool) {
-        loop {
-            let slot = self.with_lane(lane, |inner| {
+    /// Lowers the holds of those debts on a lane that `which` picks. False: somebody works on it.
+    fn pay(&self, lane: u32, which: impl Fn(u32) -> bool) -> bool {
+        while self.lanes[lane as usize].owes() {
+            let slot = self.try_lane(lane, |inner| {
                 inner.rails.iter_mut().find_map(|rail| {
                     let at = rail.debts.iter().position(|&s| which(s))?;
+                    self.lanes[lane as usize].owing.fetch_sub(1, Ordering::AcqRel);
                     Some(rail.debts.swap_remove(at))
                 })
             });
-            let Some(slot) = slot else { return };
-            self.leave(slot);
+            match slot {
+                Some(Some(slot)) => self.leave(slot),
+                Some(None) => return true,
+                None => return false,
+            }
         }
+        true
     }
 
     /// The first transfer with a debt that `f` says true to.
     pub(super) fn debtor(&self, mut f: impl FnMut(u32, &Body) -> bool) -> Option<u32> {
-        self.lanes.iter().find_map(|lane| {
+        self.lanes.iter().filter(|lane| lane.owes()).find_map(|lane| {
             self.with_lane(lane.index, |inner| {
                 let debts = inner.rails.iter().flat_map(|rail| rail.debts.iter());
                 debts.copied().find(|&slot| {
@@ -155,27 +171,27 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// Makes sure that nothing touches the memory of a transfer that was cancelled, whatever
     /// becomes of the rails: those that still have something of it in flight are closed, and what
     /// else they had in flight goes to others. After this it is at rest as soon as the calls that
-    /// are looking at it return.
-    pub fn evict(&self, raw: u64) -> Result<(), Status> {
+    /// are looking at it return. False: it is not ending, or somebody works on a lane, so ask again.
+    pub fn evict(&self, raw: u64) -> Result<bool, Status> {
         let (index, state) = self.transfer(raw)?;
-        if matches!(state.phase, Phase::Ending) {
-            self.evict_where(|slot| slot == index);
-        }
-        Ok(())
+        Ok(state.phase == Phase::Ending && self.evict_where(|slot| slot == index))
     }
 
-    /// The same for every transfer that was ended because it uses a region.
-    pub fn evict_users(&self, region: RegionRef) {
-        self.evict_where(|slot| {
-            let s = &self.slots[slot as usize];
-            // SAFETY: I3: asked of slots that a claim or a debt holds only.
-            s.state.load().phase == Phase::Ending && unsafe { s.body() }.uses(region)
-        });
+    /// The same for every transfer that is ending: who waits for those of a region cannot tell
+    /// which are. False: somebody works on a lane, so ask again.
+    pub fn evict_ending(&self) -> bool {
+        self.evict_where(|slot| self.slots[slot as usize].state.load().phase == Phase::Ending)
     }
 
-    fn evict_where(&self, which: impl Fn(u32) -> bool) {
+    /// Lanes with a rail to a peer that is up, or broken and not dropped yet.
+    pub fn held_rails(&self, peer: u32) -> u32 {
+        self.peers[peer as usize].book.held()
+    }
+
+    fn evict_where(&self, which: impl Fn(u32) -> bool) -> bool {
+        let mut all = true;
         for lane in self.lanes {
-            self.with_lane(lane.index, |inner| {
+            let closed = self.try_lane(lane.index, |inner| {
                 // What is done needs no force.
                 self.reap(lane, inner);
                 for peer in 0..inner.rails.len() as u32 {
@@ -184,8 +200,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                     }
                 }
             });
-            self.pay(lane.index, &which);
+            all &= closed.is_some() && self.pay(lane.index, &which);
         }
+        all
     }
 
     /// Closes the data rail of a lane, if it is open.

@@ -3,8 +3,9 @@
 use crate::engine::arena::Arena;
 use crate::engine::bits::Bits;
 use crate::engine::ledger::Ledger;
+use crate::engine::state::State;
 use crate::engine::token::PollToken;
-use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell};
 
 /// Most claims in flight on one lane, over all its rails.
 pub const LANE_CLAIMS: u32 = 256;
@@ -16,6 +17,9 @@ pub struct Rail {
     pub ledger: Ledger,
     /// Connected and proven, for peers of this generation (0: not connected).
     pub generation: u32,
+    /// The transfer that found no credits first, as it was then: it has the next ones. Else whoever
+    /// comes by when they are there would, round after round.
+    pub turn: Option<(u32, State)>,
     /// Transfers whose WRITEs the rail before it may still bring to the peer, each with a hold,
     /// until the peer has fenced it.
     pub debts: Debts,
@@ -70,6 +74,8 @@ pub struct Lane<'m, P> {
     pub token: PollToken,
     /// Bytes posted and not retired: where stripe width 1 looks for the idlest lane.
     pub outstanding: AtomicU64,
+    /// Debts of all its rails: who looks for some need not wait for the token where there are none.
+    pub owing: AtomicU32,
     /// For `rail_info`.
     pub stats: LaneStats,
     active: Bits<'m>,
@@ -91,12 +97,14 @@ impl<'m, P> Lane<'m, P> {
         let rails = arena.array(peers as usize, |_| Rail {
             ledger: Ledger::new(),
             generation: 0,
+            turn: None,
             debts: Debts::new(),
         })?;
         Some(Lane {
             index,
             token: PollToken::new(),
             outstanding: AtomicU64::new(0),
+            owing: AtomicU32::new(0),
             stats: LaneStats::default(),
             active: Bits::new(arena, transfers)?,
             inner: UnsafeCell::new(Inner { port, rails, claims: 0, next: 0 }),
@@ -113,6 +121,18 @@ impl<'m, P> Lane<'m, P> {
         unsafe { &mut *self.inner.get() }
     }
 
+    /// Takes a rail's debts. The caller holds the token.
+    pub fn take_debts(&self, rail: &mut Rail) -> Debts {
+        let debts = core::mem::take(&mut rail.debts);
+        self.owing.fetch_sub(debts.len() as u32, Ordering::AcqRel);
+        debts
+    }
+
+    /// True when any rail of it owes.
+    pub fn owes(&self) -> bool {
+        self.owing.load(Ordering::Acquire) != 0
+    }
+
     /// Publishes a transfer to this lane. True when it was not published to it already.
     pub fn set(&self, slot: u32) -> bool {
         self.active.set(slot)
@@ -122,6 +142,11 @@ impl<'m, P> Lane<'m, P> {
     /// have come between.
     pub fn clear(&self, slot: u32) {
         self.active.clear(slot);
+    }
+
+    /// True while a transfer is published to this lane.
+    pub fn has(&self, slot: u32) -> bool {
+        self.next_active(slot) == Some(slot)
     }
 
     /// The next published slot at or after `from`, without wrapping.

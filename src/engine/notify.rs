@@ -13,6 +13,8 @@ use crate::sync::Ordering;
 
 /// Streams looked at in one round.
 const READY: usize = 64;
+/// Reads from a link that is left, of [`crate::engine::channel::SCRATCH`] bytes each at most.
+const GATHERED: usize = 64;
 
 impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// Puts a message together for a peer. It may be at most 65,536 bytes.
@@ -171,6 +173,15 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         net: &mut NetInner<N>,
         (id, n): (u32, usize),
     ) -> Result<(), Broken> {
+        // Links are left for ones with higher ids only. What comes over a lower one is from before
+        // the peer moved on again.
+        if io.on.is_some_and(|on| id < on) {
+            for link in io.links.iter_mut().filter(|l| l.id == id) {
+                link.broken = true;
+                self.lose(peer, link.lane);
+            }
+            return Ok(());
+        }
         let mut first = [0; crate::engine::channel::SCRATCH];
         first[..n].copy_from_slice(&net.scratch[..n]);
         if let Some(old) = io.on {
@@ -194,18 +205,21 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         net: &mut NetInner<N>,
         id: u32,
     ) {
-        // Other peers that are named here are named again as long as they have something.
-        net.net.ready(&mut [0; READY]);
+        net.net.gather();
         let PeerIo { fifo, channel, links, on } = io;
         *on = None;
         let Some(channel) = channel else { return };
         let pools = Pools { tx: &self.tx, rx: &self.rx };
         if let Some(link) = links.iter_mut().find(|l| l.id == id) {
-            let came = |e| self.came(peer, e);
-            while let Ok(true) =
-                channel.receive(&mut link.link, &pools, fifo, &mut net.scratch, came)
-            {
-                net.net.ready(&mut [0; READY]);
+            // So much is more than any link holds; a peer that goes on and on is not waited for.
+            for _ in 0..GATHERED {
+                let came = |e| self.came(peer, e);
+                let link = &mut link.link;
+                let more = channel.receive(link, &pools, fifo, &mut net.scratch, came);
+                if more != Ok(true) {
+                    break;
+                }
+                net.net.gather();
             }
             channel.settle(&mut link.link, |m| self.handed_over(m, Status::Ok));
             link.broken = true;
@@ -316,7 +330,13 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.with_net_inner(|net| {
             // SAFETY: I2: `with_net_inner` holds the message token.
             let io = unsafe { &mut *self.peers[index as usize].io.get() };
-            while self.receive_from(index, io, net) {}
+            net.net.gather();
+            for _ in 0..GATHERED {
+                if !self.receive_from(index, io, net) {
+                    break;
+                }
+                net.net.gather();
+            }
         });
     }
 

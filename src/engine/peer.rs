@@ -78,6 +78,10 @@ pub struct RailBook {
     ids: [AtomicU32; MAX_LANES as usize],
     /// Id + 1 of the rail that was dropped last and is not fenced.
     unfenced: [AtomicU32; MAX_LANES as usize],
+    /// The lanes that have one, for who asks often.
+    owes: AtomicU32,
+    /// Id + 1 of the newest rail.
+    newest: AtomicU32,
 }
 
 impl RailBook {
@@ -87,6 +91,8 @@ impl RailBook {
             heard: AtomicU32::new(0),
             ids: core::array::from_fn(|_| AtomicU32::new(0)),
             unfenced: core::array::from_fn(|_| AtomicU32::new(0)),
+            owes: AtomicU32::new(0),
+            newest: AtomicU32::new(0),
         }
     }
 
@@ -99,20 +105,36 @@ impl RailBook {
     pub fn open(&self, lane: u32, id: u32) {
         self.heard.fetch_and(!(1 << lane), Ordering::AcqRel);
         self.lost.fetch_and(!(1 << lane), Ordering::AcqRel);
-        self.unfenced[lane as usize].store(0, Ordering::Release);
+        self.settle(lane);
         self.ids[lane as usize].store(id.wrapping_add(1), Ordering::Release);
+        self.newest.fetch_max(id.wrapping_add(1), Ordering::AcqRel);
+    }
+
+    /// Lanes with a rail that is up, or broken and not dropped yet.
+    pub fn held(&self) -> u32 {
+        let bits = self.ids.iter().enumerate();
+        bits.fold(0, |m, (i, w)| m | u32::from(w.load(Ordering::Acquire) != 0) << i)
     }
 
     /// A rail was closed here. Its id, and whether the peer had said so of its end.
     pub fn close(&self, lane: u32) -> Option<(u32, bool)> {
+        let id = self.ids[lane as usize].swap(0, Ordering::AcqRel).checked_sub(1);
+        if let Some(id) = id {
+            self.unfenced[lane as usize].store(id.wrapping_add(1), Ordering::Release);
+            self.owes.fetch_or(1 << lane, Ordering::AcqRel);
+        }
+        // Last, so that the lane counts as unsafe all the time.
         self.lost.fetch_and(!(1 << lane), Ordering::AcqRel);
-        let id = self.ids[lane as usize].swap(0, Ordering::AcqRel).checked_sub(1)?;
-        self.unfenced[lane as usize].store(id.wrapping_add(1), Ordering::Release);
+        let id = id?;
         Some((id, self.heard.load(Ordering::Acquire) & 1 << lane != 0))
     }
 
-    /// The peer said `down` of a rail. True: its end here is open; it is lost now.
+    /// The peer said `down` of a rail. True: its end here is open; it is lost now. Or it is still
+    /// being brought up here, and will be found dead.
     pub fn hear(&self, id: u32) -> bool {
+        if id.wrapping_add(1) > self.newest.load(Ordering::Acquire) {
+            return true;
+        }
         let has = |list: &[AtomicU32]| {
             list.iter().position(|w| w.load(Ordering::Acquire) == id.wrapping_add(1))
         };
@@ -129,18 +151,29 @@ impl RailBook {
 
     /// Lanes whose dropped rail the peer has not fenced.
     pub fn unfenced(&self) -> u32 {
-        let bits = self.unfenced.iter().enumerate();
-        bits.fold(0, |m, (i, w)| m | u32::from(w.load(Ordering::Acquire) != 0) << i)
+        self.owes.load(Ordering::Acquire)
+    }
+
+    /// Lanes whose last rail may still bring something to the peer: it broke, and is not fenced.
+    pub fn unsafe_lanes(&self) -> u32 {
+        // In this order: a rail that is being dropped is in the second before it leaves the first.
+        self.lost.load(Ordering::Acquire) | self.owes.load(Ordering::Acquire)
+    }
+
+    fn settle(&self, lane: u32) {
+        self.unfenced[lane as usize].store(0, Ordering::Release);
+        self.owes.fetch_and(!(1 << lane), Ordering::AcqRel);
     }
 
     /// Control side: the fence of a lane's dropped rail was seen to.
     pub fn fenced(&self, lane: u32) {
-        self.unfenced[lane as usize].store(0, Ordering::Release);
+        self.settle(lane);
         self.heard.fetch_and(!(1 << lane), Ordering::AcqRel);
     }
 
     fn clear(&self) {
-        for word in self.ids.iter().chain(&self.unfenced).chain([&self.lost, &self.heard]) {
+        let masks = [&self.lost, &self.heard, &self.owes, &self.newest];
+        for word in self.ids.iter().chain(&self.unfenced).chain(masks) {
             word.store(0, Ordering::Release);
         }
     }

@@ -106,7 +106,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     fn claim(
         &self,
         lane: &Lane<'m, P>,
-        inner: &Inner<'m, P>,
+        inner: &mut Inner<'m, P>,
         index: u32,
         slot: &Slot,
     ) -> Option<(Body, Claim)> {
@@ -121,7 +121,26 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             self.share(lane, index, body.peer);
             return None;
         }
-        let credits = rail.ledger.credits(inner.port.depth());
+        if !self.has_turn(lane, inner, body.peer, index) {
+            return None;
+        }
+        // An earlier transfer may have had WRITEs to the same place on a rail that is not fenced,
+        // and have ended in an error without waiting for that. What is under way already has its
+        // own debts.
+        let first = seen.next() == 0 && slot.returns.is_empty();
+        if first
+            && body.direction == Direction::Write
+            && inner.port.may_land_late()
+            && self.peers[body.peer as usize].book.unsafe_lanes() != 0
+        {
+            return None;
+        }
+        let depth = inner.port.depth();
+        let rail = &mut inner.rails[body.peer as usize];
+        let credits = rail.ledger.credits(depth);
+        if credits == 0 {
+            rail.turn.get_or_insert((index, slot.state.load()));
+        }
         let full = lane.outstanding.load(Ordering::Relaxed) >= inner.port.window_bytes();
         if credits == 0 || full || inner.claims >= LANE_CLAIMS {
             return None;
@@ -173,6 +192,25 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 }
             }
         }
+    }
+
+    /// Whether a transfer may take credits of the rail to its peer: none waits for them longer.
+    fn has_turn(
+        &self,
+        lane: &Lane<'m, P>,
+        inner: &mut Inner<'m, P>,
+        peer: u32,
+        index: u32,
+    ) -> bool {
+        let rail = &mut inner.rails[peer as usize];
+        let Some((first, seen)) = rail.turn else { return true };
+        // The same post of the same transfer, and it will come by here.
+        let waits = self.slots[first as usize].state.load() == seen && lane.has(first);
+        if first != index && waits {
+            return false;
+        }
+        rail.turn = None;
+        true
     }
 
     /// A lane has no rail for a transfer: those that have one may carry it. Without any it waits
@@ -233,6 +271,13 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let batch =
             Batch { peer: body.peer, direction: body.direction, ops, first_wr, keys: &keys };
         let Err((posted, why)) = inner.port.post(&batch) else { return Served::Claimed };
+        if why == PostError::Rail {
+            // Perhaps more is in flight than the port knows of, so the claim stays whole: it goes
+            // back when the rail is closed, and counts as begun.
+            self.blame(lane, inner, body.peer, 0);
+            self.rail_failed(lane, inner, body.peer);
+            return Served::Nothing;
+        }
         let unposted = claim.count - posted.min(claim.count);
         let bytes = ops[posted as usize..].iter().map(|o| u64::from(o.len)).sum();
         lane.outstanding.fetch_sub(bytes, Ordering::Relaxed);
@@ -240,9 +285,6 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         if inner.rails[body.peer as usize].ledger.unrecord(unposted, bytes) {
             inner.claims -= 1;
             self.leave(claim.slot);
-        }
-        if why == PostError::Rail {
-            self.rail_failed(lane, inner, body.peer);
         }
         // Something is in flight: who polls must come back, with a driver that works inside post at
         // once.
@@ -355,7 +397,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             let next = inner.rails[peer as usize].ledger.drain();
             if let Some(claim) = &next {
                 self.abandoned(lane, inner, claim);
-                self.owe(inner, peer, claim);
+                self.owe(lane, inner, peer, claim);
             }
             match (&mut run, next) {
                 (Some((r, holds)), Some(c)) if c.slot == r.slot && c.first == r.first + r.count => {
@@ -380,7 +422,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// A transfer whose WRITEs may still land keeps a hold of its own until the fence. The caller
     /// keeps the claim's hold.
-    fn owe(&self, inner: &mut Inner<'m, P>, peer: u32, claim: &Claim) {
+    fn owe(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32, claim: &Claim) {
         let slot = &self.slots[claim.slot as usize];
         // SAFETY: I3: the claim is a hold.
         let body = unsafe { slot.body() };
@@ -395,7 +437,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             // when a rail is connected.
             slot.end(Status::NoRail);
             self.leave(claim.slot);
+            return;
         }
+        lane.owing.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Nothing the rail carried touches memory after this.
@@ -459,7 +503,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 self.give_return(&self.slots[claim.slot as usize], claim.first, claim.count);
                 self.leave(claim.slot);
             }
-            for slot in core::mem::take(&mut inner.rails[peer as usize].debts) {
+            for slot in lane.take_debts(&mut inner.rails[peer as usize]) {
                 self.slots[slot as usize].end(status);
                 self.leave(slot);
             }

@@ -207,9 +207,10 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     pub fn release(&self, raw: u64) -> Result<Body, Status> {
         let (index, state) = self.transfer(raw)?;
         let slot = &self.slots[index as usize];
-        // All data is in place and nobody is inside: whoever hands the message over changes this
-        // very state, or none.
-        let leaving = state.phase == Phase::Notifying;
+        // All data is in place and nobody is inside: whoever hands the message over, which was taken
+        // off the slot, changes this very state, or none.
+        let taken = slot.message.load(Ordering::Acquire) == NONE;
+        let leaving = state.phase == Phase::Notifying && taken;
         if !state.phase.at_rest() && !leaving {
             return Err(Status::Busy);
         }

@@ -194,7 +194,7 @@ impl Control {
             if due.is_some() {
                 continue;
             }
-            let free = shared.ports_up() & !shared.core.rails(index);
+            let free = shared.ports_up() & !shared.core.held_rails(index);
             if free == 0 {
                 continue;
             }
@@ -271,7 +271,7 @@ impl Control {
         self.supersede(index);
         self.settle(&mut peers, index, &join.alive);
         drop(peers);
-        let free = self.shared.ports_up() & !shared.core.rails(index);
+        let free = self.shared.ports_up() & !shared.core.held_rails(index);
         let Some(rails) = shared.rails.as_ref().filter(|_| free != 0) else {
             return Err(Error::new(Status::NoRail, "no port without a rail is usable here"));
         };
@@ -325,7 +325,10 @@ impl Control {
             return Err(raise.none());
         }
         lanes(join.fences).for_each(|lane| core.fence(lane, index));
-        let (links, names) = self.install(&mut peers, (index, generation), proven, join.first_id);
+        let (mut links, names) =
+            self.install(&mut peers, (index, generation), proven, join.first_id);
+        // Messages go over the first one that is added if there was none: the same on both sides.
+        links.sort_unstable_by_key(|(_, id, _)| *id);
         for (lane, id, link) in links {
             // There is room: at most one a lane.
             let _ = core.add_link(index, lane, id, link);

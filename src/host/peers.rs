@@ -211,6 +211,8 @@ impl Peers {
     /// more. The peer stays known. Bounded by one batch of each lane.
     pub(super) fn close(&mut self, core: &Core, index: u32, why: &Error) {
         let was = core.peer_state(index).link;
+        // What has arrived was told as such to its sender.
+        core.drain_stream(index);
         for link in core.close_peer(index, why.status) {
             if let AnyLink::Stream(stream) = link.link {
                 core.with_net(|net| net.watch(&stream, None));

@@ -204,6 +204,10 @@ impl<'m> Net for AnyNet<'m> {
         }
     }
 
+    fn gather(&mut self) {
+        self.post.gather();
+    }
+
     fn arm(&mut self) -> bool {
         self.post.arm();
         self.post.is_pending()

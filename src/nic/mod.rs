@@ -176,6 +176,10 @@ pub trait Net {
     /// waits.
     fn ready(&mut self, into: &mut [u32]) -> usize;
 
+    /// Takes in all that has arrived so far, whoever it is for: before a stream is left for good.
+    /// What is there for others is named by [`Net::ready`] as ever.
+    fn gather(&mut self) {}
+
     /// Asks for an event at the next arrival, for whoever is about to sleep. True: there is more to
     /// do that no event will tell, so look again soon.
     fn arm(&mut self) -> bool {

@@ -17,8 +17,8 @@ pub const FAULTS: [(&str, u32); 14] = [
     ("dereg", 1 << 10),
     ("late", 1 << 11),
     ("part", 1 << 12),
-    // Not in plans that are made from a seed: a WRITE that failed is tried again before the rails
-    // that may still bring its packets are fenced.
+    // A WRITE that failed is tried again before the rails that may still bring its packets are
+    // fenced.
     ("retry", 1 << 13),
 ];
 
@@ -71,7 +71,7 @@ impl Plan {
                 0 => u32::MAX,
                 1 => rng.bits() as u32,
                 _ => rng.bits() as u32 & rng.bits() as u32,
-            } & 0x1fff,
+            } & 0x3fff,
             naive: 0,
         }
     }

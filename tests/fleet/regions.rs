@@ -89,7 +89,7 @@ impl Fleet {
                 let (slot, generation) = (view.slot, view.generation);
                 let region = RegionRef { slot, generation, remote: false };
                 if now > since + PATIENCE {
-                    core.evict_users(region);
+                    core.evict_ending();
                 }
                 match core.quiesce(region) {
                     Ok(()) => done.push((at, view)),

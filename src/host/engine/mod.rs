@@ -225,10 +225,10 @@ impl Force {
         Force { due: Some(Instant::now() + Duration::from_millis(100).min(limit / 2)) }
     }
 
-    fn once(&mut self, close: impl FnOnce()) {
-        if self.due.is_some_and(|t| Instant::now() >= t) {
+    /// `close` says whether there was anything to close.
+    fn once(&mut self, close: impl FnOnce() -> bool) {
+        if self.due.is_some_and(|t| Instant::now() >= t) && close() {
             self.due = None;
-            close();
         }
     }
 }

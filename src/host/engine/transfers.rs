@@ -215,8 +215,9 @@ impl Engine {
                 let _ = shared.core.cancel(transfer);
                 shared.core.poll();
                 force.once(|| {
-                    let _ = shared.core.evict(transfer);
-                    stuck = self.has_stuck_rail();
+                    let evicted = shared.core.evict(transfer).unwrap_or(false);
+                    stuck = evicted && self.has_stuck_rail();
+                    evicted
                 });
                 stuck
             }

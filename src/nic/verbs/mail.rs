@@ -397,6 +397,19 @@ impl<'m> Post<'m> {
         n
     }
 
+    /// Takes the completions that are in the queues now, all of them.
+    pub fn gather(&mut self) {
+        for lane in 0..self.lanes.len() {
+            // A queue has so many entries, so no stream of arrivals keeps us here.
+            for _ in 0..=self.lanes[lane].entries / AT_ONCE {
+                self.poll_lane(lane);
+                if !self.lanes[lane].more {
+                    break;
+                }
+            }
+        }
+    }
+
     /// True when [`Post::poll`] has something to do that no completion event will tell: who is
     /// about to sleep looks again soon instead.
     pub fn is_pending(&self) -> bool {
