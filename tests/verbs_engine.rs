@@ -38,6 +38,8 @@ mod cost;
 mod events;
 #[path = "verbs_engine/faults.rs"]
 mod faults;
+#[path = "verbs_engine/graves.rs"]
+mod graves;
 #[path = "verbs_engine/limits.rs"]
 mod limits;
 #[path = "verbs_engine/moves.rs"]

@@ -18,7 +18,7 @@ use super::offer::{JoinPart, RailOffer};
 use super::peers::{Entry, Life, Line, Peers};
 use super::rail::{both, MAX_RAILS};
 use super::rails::Rails;
-use super::raise::{Proven, Raise};
+use super::raise::{Pair, Proven, Raise};
 use super::shared::{attach_error, connect_local, Shared};
 use super::sys;
 use crate::engine::peer::{Link, NO_LANE};
@@ -156,7 +156,8 @@ impl Control {
     /// Ends what a connection still holds.
     pub(super) fn dismiss(&self, mut conn: Conn) {
         if let Some(mut raise) = conn.raise.take() {
-            self.shared.core.with_net(|net| raise.close(net));
+            let pairs = self.shared.core.with_net(|net| raise.close(net));
+            pairs.into_iter().for_each(Pair::bury);
         }
     }
 

@@ -56,6 +56,7 @@ impl Control {
             core.drop_rail(lane, index);
             if let Some(line) = line {
                 core.with_net(|net| net.close_mail(index, lane, &line.link));
+                line.mail.bury();
             }
             entry.tell_down(lane);
         }
@@ -64,6 +65,7 @@ impl Control {
         if let Some(life) = entry.life.as_mut().filter(|_| core.rails(index) == 0) {
             life.adrift.get_or_insert(now);
         }
+        peers.collect_graves(core);
     }
 
     /// The other side's list of living rails: what it does not have is over here too, and of a

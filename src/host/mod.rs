@@ -9,6 +9,7 @@ mod connect;
 mod control;
 pub mod engine;
 pub mod error;
+mod graves;
 pub mod handshake;
 mod inbox;
 mod join;

@@ -14,9 +14,11 @@ use std::time::Instant;
 use super::backoff::Backoff;
 use super::blob::ConnBlob;
 use super::error::{hex, shown, Error};
+use super::graves;
 use super::keylist;
 use super::pool::Pool;
 use super::rail::MAX_RAILS;
+use super::rails::Rails;
 use super::raise::Mail;
 use super::rows::Rows;
 use super::shared::Core;
@@ -137,6 +139,7 @@ pub(super) struct Peers {
     pub(super) entries: Vec<Entry>,
     pub(super) by_name: HashMap<Vec<u8>, u32>,
     pub(super) rows: Rows,
+    rails: Option<Arc<Rails>>,
     pool: Arc<Pool>,
     teller: Arc<Teller>,
 }
@@ -146,15 +149,15 @@ impl Peers {
         count: u32,
         name: &[u8],
         incarnation: [u8; 16],
-        pool: Arc<Pool>,
-        teller: Arc<Teller>,
+        rails: Option<Arc<Rails>>,
+        (pool, teller): (Arc<Pool>, Arc<Teller>),
     ) -> Peers {
         let mut entries: Vec<Entry> = (0..count).map(|_| Entry::default()).collect();
         let own = &mut entries[SELF as usize];
         own.name = name.to_vec();
         own.incarnation = incarnation;
         let by_name = HashMap::from([(name.to_vec(), SELF)]);
-        Peers { entries, by_name, rows: Rows::new(count), pool, teller }
+        Peers { entries, by_name, rows: Rows::new(count), rails, pool, teller }
     }
 
     pub(super) fn entry(&mut self, index: u32) -> &mut Entry {
@@ -231,7 +234,7 @@ impl Peers {
                 net.close_mail(index, line.mail.lane, &line.link);
             }
         });
-        drop(mails);
+        mails.into_iter().for_each(|line| line.mail.bury());
         entry.life = None;
         entry.joining = false;
         entry.error = Some(why.clone());
@@ -243,6 +246,15 @@ impl Peers {
             // Dropping it is not enough: as long as somebody waits for it in `poll`, or a forked
             // child has it, the other side would not be told. What was sent still arrives.
             let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+        self.collect_graves(core);
+    }
+
+    /// Has the queue pairs of rails that were closed destroyed, beside this thread. To be called
+    /// when a rail was taken off, whoever closed it.
+    pub(super) fn collect_graves(&self, core: &Core) {
+        if let Some(rails) = &self.rails {
+            graves::collect(rails, core);
         }
     }
 

@@ -11,6 +11,7 @@ use rdma_core_sys::Verbs;
 use super::blob::RegionKeys;
 use super::config::Config;
 use super::error::{Error, Result};
+use super::graves::Graves;
 use super::nics::{self, Address, Nic, Selection};
 use super::rail::{RailEnd, MAX_RAILS};
 use super::{log, sys};
@@ -115,6 +116,7 @@ pub(super) struct Rail {
 #[derive(Debug)]
 pub(super) struct Rails {
     list: Vec<Rail>,
+    pub(super) graves: Graves,
 }
 
 impl Rails {
@@ -153,7 +155,7 @@ impl Rails {
         for fault in faults {
             log::warn(&format!("left out: {fault}"));
         }
-        Ok(Rails { list })
+        Ok(Rails { list, graves: Graves::default() })
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Rail> {

@@ -46,6 +46,16 @@ impl Mail {
             qp.fail();
         }
     }
+
+    /// Ends it beside this thread: its mailbox is closed, and destroying may take seconds. Its
+    /// buffers stay registered until then; nothing comes into the message queue any more.
+    pub(super) fn bury(self) {
+        // Where the device refused it ends here, with this function.
+        if self.qp.reset() {
+            let rails = self.rails.clone();
+            rails.graves.bury(self);
+        }
+    }
 }
 
 impl Drop for Mail {
@@ -62,9 +72,18 @@ impl Drop for Mail {
 }
 
 /// A queue pair that ends with this.
-struct Owned(Option<Qp>);
+pub(super) struct Owned(Option<Qp>);
 
 impl Owned {
+    pub(super) const fn new(qp: Qp) -> Owned {
+        Owned(Some(qp))
+    }
+
+    /// Resets it. False: the device refused, so it is to be destroyed at once.
+    fn reset(&self) -> bool {
+        self.0.as_ref().is_none_or(|qp| qp.reset().is_ok())
+    }
+
     fn destroy(&mut self) {
         let Some(qp) = self.0.take() else { return };
         // SAFETY: V22: nobody else has this queue pair: ports and mailboxes closed it before.
@@ -82,8 +101,9 @@ impl Drop for Owned {
 
 /// Both queue pairs of one rail.
 pub(super) struct Pair {
-    mail: Mail,
+    // Goes before the other, which keeps the devices open.
     data: Owned,
+    mail: Mail,
     gid: Gid,
     own: RailPart,
 }
@@ -108,7 +128,7 @@ impl Pair {
         let kind = QpKind::Mail { send: window, recv: window, inline: MAIL_INLINE };
         let mail_qp = device.create_qp(kind).map_err(bad)?;
         let mail_number = mail_qp.number();
-        mail.qp = Owned(Some(mail_qp));
+        mail.qp = Owned::new(mail_qp);
         let kind = QpKind::Data { depth: config.sq_depth, sges: config.sges, inline: 0 };
         let data = device.create_qp(kind).map_err(bad)?;
         let psn = || Ok::<u32, Error>(u32::from_le_bytes(sys::random()?) & 0xff_ffff);
@@ -123,7 +143,15 @@ impl Pair {
             },
             partner: None,
         };
-        Ok(Pair { mail, data: Owned(Some(data)), gid, own })
+        Ok(Pair { data: Owned::new(data), mail, gid, own })
+    }
+
+    /// Ends both as [`Mail::bury`] does.
+    pub(super) fn bury(self) {
+        if self.data.reset() && self.mail.qp.reset() {
+            let rails = self.mail.rails.clone();
+            rails.graves.bury(self);
+        }
     }
 
     /// Brings both queue pairs up. May take seconds.
@@ -505,14 +533,15 @@ impl Raise {
         out
     }
 
-    /// Gives up: closes the mailboxes that are still of this attempt, then the queue pairs.
-    pub(super) fn close(&mut self, net: &mut AnyNet<'static>) {
+    /// Gives up: closes the mailboxes that are still of this attempt. The queue pairs, to be ended
+    /// by [`Pair::bury`] when the net is free again.
+    pub(super) fn close(&mut self, net: &mut AnyNet<'static>) -> Vec<Pair> {
         for r in &mut self.list {
             if let (Some(peer), Some(link)) = (self.peer, r.link.take()) {
                 net.close_mail(peer, r.lane, &link);
             }
         }
-        self.list.clear();
+        self.list.drain(..).filter_map(|r| r.pair).collect()
     }
 
     /// Why no rail is left.

@@ -267,7 +267,8 @@ impl Shared {
         }
         let pool = Arc::new(pool);
         let teller = Arc::new(Teller::new(events.clone()));
-        let known = Peers::new(peers, &name, incarnation, pool.clone(), teller.clone());
+        let others = (pool.clone(), teller.clone());
+        let known = Peers::new(peers, &name, incarnation, rails.clone(), others);
         Ok(Shared {
             teller,
             ports_up: AtomicU32::new((1 << nics) - 1),

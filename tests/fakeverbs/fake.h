@@ -65,7 +65,7 @@ enum fv_kind { FV_KINDS(X) FV_KIND_COUNT };
     X(thread_domain, 1) X(dmabuf, 1) X(dmabuf_align, 1) X(mr_access_mask, UINT32_MAX) \
     X(memlock, 0) X(delay_us, 0) X(delay_max_us, 0) X(reorder, 0) X(hold, 0) X(blackhole, 0) \
     X(late_writes, 0) X(bandwidth, 0) X(drop, 0) X(quiet_events, 0) X(wc_garbage, 0) X(wc_lose, 0) \
-    X(routed, 0)
+    X(routed, 0) X(hold_destroy, 0)
 #define FV_PORT_KNOBS(X) \
     X(state, IBV_PORT_ACTIVE) X(link_layer, IBV_LINK_LAYER_ETHERNET) X(active_mtu, 4096) \
     X(max_mtu, 4096) X(max_msg_sz, UINT64_C(1) << 30) X(gid_tbl_len, 16) X(speed, 100000) \

@@ -1,6 +1,8 @@
 /* Queue pairs: making, destroying, asking. The state machine is in modify.c. */
 #include "fake.h"
 
+#include <time.h>
+
 struct fv_qp *fv_find_qp(uint32_t qpn) {
     struct fv_qp *qp = fv.qps;
     while (qp != NULL && qp->qp.qp_num != qpn) qp = qp->next;
@@ -146,6 +148,12 @@ FV_EXPORT int ibv_destroy_qp(struct ibv_qp *q) {
     struct fv_dev *d = qp->dev;
     int err = 0;
     fv_lock();
+    while (d->hold_destroy != 0) {
+        const struct timespec t = {.tv_nsec = 1000000};
+        fv_unlock();
+        nanosleep(&t, NULL);
+        fv_lock();
+    }
     if (!fv_fails_quietly(d, FV_CALL_destroy_qp, &err) && qp->async_taken != qp->async_acked) {
         FV_COUNT(busy_events);
         err = EBUSY;

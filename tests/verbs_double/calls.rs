@@ -332,13 +332,18 @@ unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_
             IBV_QPS_INIT => "to INIT",
             IBV_QPS_RTR => "to RTR",
             IBV_QPS_RTS => "to RTS",
+            IBV_QPS_RESET => "to RESET",
             _ => "to ERR",
         };
         s.calls.push(step);
+        let e = s.fail.get(step).copied().unwrap_or(0);
         if let Some(q) = s.qps.get_mut(&number) {
             q.changes.push((mask as u32, attr));
+            if e == 0 && attr.qp_state == IBV_QPS_RESET {
+                q.queue.clear();
+            }
         }
-        s.fail.get(step).copied().unwrap_or(0)
+        e
     })
 }
 

@@ -196,6 +196,15 @@ impl End {
         End { port, device, memory, mr: Some(mr.unwrap_or_else(|e| panic!("{e}"))) }
     }
 
+    /// Closes the rail, and destroys its queue pair.
+    fn close(&mut self) {
+        self.port.close(0);
+        while let Some(qp) = self.port.take_grave() {
+            // SAFETY: V22: the port gave it up.
+            unsafe { qp.destroy() }.unwrap();
+        }
+    }
+
     pub(crate) fn base(&self) -> u64 {
         self.memory.as_ptr() as u64
     }
@@ -266,8 +275,8 @@ impl Pair {
 
     /// Closes the rail on both ends and connects it anew.
     pub(crate) fn reconnect(&mut self) {
-        self.a.port.close(0);
-        self.b.port.close(0);
+        self.a.close();
+        self.b.close();
         let kind = QpKind::Data { depth: self.want.depth, sges: self.want.sges, inline: 0 };
         let make = |end: &End| end.device.create_qp(kind).unwrap_or_else(|e| panic!("{e}"));
         let (qa, qb) = (make(&self.a), make(&self.b));
@@ -344,7 +353,7 @@ impl Pair {
     /// Closes all, and sees that the device takes everything back.
     pub(crate) fn end(mut self) {
         for end in [&mut self.a, &mut self.b] {
-            end.port.close(0);
+            end.close();
             assert_eq!(end.port.stuck(), 0);
             // SAFETY: of this device; its queue pairs are gone.
             unsafe { end.device.deregister(end.mr.take().unwrap()) }.unwrap();

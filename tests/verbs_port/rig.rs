@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
-use kvrail::nic::verbs::{Device, Open, Path, QpKind, Shape, VerbsPort};
+use kvrail::nic::verbs::{Device, Open, Path, Qp, QpKind, Shape, VerbsPort};
 use kvrail::nic::{Batch, Completion, Keys, Port, PostError, RemoteKey, WrStatus};
 use kvrail::table::{Direction, Op};
 
@@ -145,9 +145,21 @@ impl Rig {
         core::iter::from_fn(|| self.port.poll()).collect()
     }
 
+    /// Destroys what closed rails left. Their queue pairs' numbers.
+    pub(crate) fn bury(&mut self) -> Vec<u32> {
+        let graves: Vec<_> = core::iter::from_fn(|| self.port.take_grave()).collect();
+        let numbers = graves.iter().map(Qp::number).collect();
+        for qp in graves {
+            // SAFETY: V22: the port gave it up.
+            unsafe { qp.destroy() }.unwrap();
+        }
+        numbers
+    }
+
     /// Closes everything; the device must get all of its objects back.
     pub(crate) fn end(mut self) {
         (0..self.qp.len() as u32).for_each(|p| self.port.close(p));
+        self.bury();
         assert_eq!(self.port.stuck(), 0);
         drop(self.device);
         with(|s| {

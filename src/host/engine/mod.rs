@@ -269,5 +269,9 @@ impl Drop for Engine {
             // A thread that panicked said so already.
             let _ = thread.join();
         }
+        if let Some(rails) = &self.shared.rails {
+            // Devices are closed after what was made from them is gone.
+            rails.graves.wait();
+        }
     }
 }

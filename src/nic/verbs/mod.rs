@@ -13,6 +13,7 @@ mod event;
 mod facts;
 mod fault;
 mod gid;
+mod grave;
 pub mod mail;
 mod port;
 mod qp;

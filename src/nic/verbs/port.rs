@@ -20,6 +20,7 @@ use rdma_core_sys::*;
 use super::build::{build, link, Built, Limits, Stop};
 use super::codes::{classify, nothing, split, tag, vendor, written};
 use super::device::Handle;
+use super::grave::Graves;
 use super::qp::Qp;
 use super::rail::{Owed, Proof, Rail, Span, Written};
 use super::shape::Shape;
@@ -35,8 +36,8 @@ const WINDOW_CLAIMS: u64 = 4;
 
 /// One lane of the verbs driver.
 ///
-/// It owns the queue pairs that it was given: [`Port::close`] destroys one. Close all peers before
-/// the port goes.
+/// It owns the queue pairs that it was given until [`Port::close`] ends them; then they are to be
+/// destroyed ([`VerbsPort::take_grave`]). Close all peers before the port goes.
 pub struct VerbsPort<'m> {
     lane: u32,
     shape: Shape,
@@ -57,7 +58,7 @@ pub struct VerbsPort<'m> {
     ghosts: u32,
     /// Rails' chores, all together.
     chores: u32,
-    stuck: u32,
+    graves: Graves<'m>,
     strays: u64,
 }
 
@@ -69,7 +70,7 @@ impl fmt::Debug for VerbsPort<'_> {
             .field("in_flight", &self.in_flight)
             .field("ghosts", &self.ghosts)
             .field("chores", &self.chores)
-            .field("stuck", &self.stuck)
+            .field("graves", &self.graves)
             .field("strays", &self.strays)
             .finish_non_exhaustive()
     }
@@ -125,7 +126,7 @@ impl<'m> VerbsPort<'m> {
             in_flight: 0,
             ghosts: 0,
             chores: 0,
-            stuck: 0,
+            graves: Graves::new(arena, peers)?,
             strays: 0,
         })
     }
@@ -136,7 +137,7 @@ impl<'m> VerbsPort<'m> {
     pub fn connect(&mut self, peer: u32, qp: Qp, rail: u32, max_msg: u32) {
         self.close(peer);
         let Some(r) = self.rails.get_mut(peer as usize) else {
-            self.end_qp(qp);
+            self.graves.end(qp);
             return;
         };
         r.sges = qp.granted().sges.min(self.shape.sges).max(1);
@@ -192,10 +193,16 @@ impl<'m> VerbsPort<'m> {
         self.rails.get(peer as usize).map_or(0, |r| r.in_flight)
     }
 
-    /// Queue pairs that the device did not destroy: what they carried may still touch memory, so
-    /// no memory of the peer's transfers may be given back. 0 on any sane device.
+    /// A queue pair of a rail that was closed, for [`Qp::destroy`] where that may take its time. It
+    /// is reset and touches no memory, so whether it can be destroyed matters to no transfer.
+    pub fn take_grave(&mut self) -> Option<Qp> {
+        self.graves.take()
+    }
+
+    /// Queue pairs that the device neither reset nor destroyed: what they carried may still touch
+    /// memory, so no memory of the peer's transfers may be given back. 0 on any sane device.
     pub const fn stuck(&self) -> u32 {
-        self.stuck
+        self.graves.stuck
     }
 
     /// Completions that belong to nothing that was posted.
@@ -418,7 +425,7 @@ impl<'m> VerbsPort<'m> {
         let n = unsafe { poll_cq(device.cq, most as i32, self.taken.as_mut_ptr()) };
         let n = usize::try_from(n).unwrap_or(0).min(most);
         if n < most {
-            // The queue was empty, and queue pairs that are gone put nothing into it.
+            // The queue was empty, and queue pairs that are gone or reset put nothing into it.
             self.ghosts = 0;
         }
         (self.at, self.end) = (0, n);
@@ -474,14 +481,6 @@ impl<'m> VerbsPort<'m> {
         }
         let wr = done?;
         Some(Completion { peer, wr, status: WrStatus::Success, vendor: 0 })
-    }
-
-    fn end_qp(&mut self, qp: Qp) {
-        qp.fail();
-        // SAFETY: V22: the port owned it, and keeps no copy of its pointer.
-        if unsafe { qp.destroy() }.is_err() {
-            self.stuck += 1;
-        }
     }
 }
 
@@ -585,7 +584,7 @@ impl Port for VerbsPort<'_> {
         self.ghosts += rail.in_flight;
         self.chores -= rail.chores();
         rail.reset();
-        self.end_qp(qp);
+        self.graves.end(qp);
     }
 }
 

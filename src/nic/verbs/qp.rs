@@ -291,6 +291,17 @@ impl Qp {
         let _ = self.modify("ibv_modify_qp (to ERR)", &mut attr, IBV_QP_STATE);
     }
 
+    /// Moves it to the state in which it was made: what was posted is gone without completions.
+    /// When this has returned `Ok`, nothing that it carried touches memory here any more; the
+    /// object is left, and may take seconds to destroy.
+    ///
+    /// # Errors
+    /// The device did not: nothing is known of what was posted.
+    pub fn reset(&self) -> Result<(), Fault> {
+        let mut attr = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..ibv_qp_attr::zeroed() };
+        self.modify("ibv_modify_qp (to RESET)", &mut attr, IBV_QP_STATE)
+    }
+
     /// Destroys it. When this has returned `Ok`, nothing that it carried touches memory any more.
     ///
     /// # Errors

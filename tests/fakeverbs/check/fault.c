@@ -1,6 +1,7 @@
 /* Faults that are asked for. */
 #include "check.h"
 
+#include <pthread.h>
 #include <time.h>
 
 #define READ IBV_WR_RDMA_READ
@@ -195,6 +196,25 @@ static void holding(void) {
     end();
 }
 
+static void *destroyer(void *qp) { return (void *)(intptr_t)ibv_destroy_qp(qp); }
+
+static void holding_destroys(void) {
+    make_pair(&a, &b);
+    struct ibv_qp *held = make_qp(&a, a.cq), *free = make_qp(&b, b.cq);
+    pthread_t t;
+    void *result;
+    SET("fake0.hold_destroy=1");
+    pthread_create(&t, NULL, destroyer, held);
+    usleep(20000);
+    EQ(ibv_destroy_qp(free), 0);
+    EQ(counter("calls.destroy_qp"), 1);
+    SET("fake0.hold_destroy=0");
+    pthread_join(t, &result);
+    EQ((intptr_t)result, 0);
+    EQ(counter("calls.destroy_qp"), 2);
+    end();
+}
+
 static void forced_status(void) {
     make_pair(&a, &b);
     SET("fake0.wc_force=id:0x1234:REM_OP_ERR");
@@ -361,6 +381,7 @@ const struct check FAULT_CHECKS[] = {
     {"delays", delays, "FAKEVERBS_SEED=99"},
     {"reordering", reordering, NULL},
     {"holding", holding, NULL},
+    {"holding_destroys", holding_destroys, NULL},
     {"forced status", forced_status, NULL},
     {"spoilt and lost", spoilt_and_lost, NULL},
     {"black holes", black_holes, NULL},

@@ -1,0 +1,44 @@
+//! How a rail's queue pair ends, and where it waits to be destroyed.
+
+use super::qp::Qp;
+use crate::engine::arena::Arena;
+
+/// Queue pairs of closed rails that are reset and not destroyed.
+#[derive(Debug)]
+pub(super) struct Graves<'m> {
+    list: &'m mut [Option<Qp>],
+    /// How many are in there, from the first on.
+    len: usize,
+    /// Queue pairs that were neither reset nor destroyed.
+    pub(super) stuck: u32,
+}
+
+impl<'m> Graves<'m> {
+    /// As many as there are rails, since all may break at a time.
+    pub(super) fn new(arena: &mut Arena<'m>, rails: u32) -> Option<Graves<'m>> {
+        Some(Graves { list: arena.array(rails as usize, |_| None)?, len: 0, stuck: 0 })
+    }
+
+    /// Ends a queue pair, of whose pointer nobody keeps a copy. When this returns nothing that it
+    /// carried touches memory any more, unless it counts as stuck.
+    pub(super) fn end(&mut self, qp: Qp) {
+        // The error state first: that stops any device, and a peer that still sends hears so.
+        qp.fail();
+        if let Some(grave) = self.list.get_mut(self.len) {
+            if qp.reset().is_ok() {
+                *grave = Some(qp);
+                self.len += 1;
+                return;
+            }
+        }
+        // SAFETY: V22: the port owned it, and keeps no copy of its pointer.
+        if unsafe { qp.destroy() }.is_err() {
+            self.stuck += 1;
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Option<Qp> {
+        self.len = self.len.checked_sub(1)?;
+        self.list.get_mut(self.len)?.take()
+    }
+}
