@@ -128,8 +128,8 @@ fn letter(len: usize, k: usize) -> u8 {
 /// A message that says what it is by its length.
 pub(crate) fn message(how: usize, draw: &mut Draw) -> Vec<u8> {
     let len = match how % 16 {
-        0 => KVR_MESSAGE_MAX as usize + 1,
-        1 => KVR_MESSAGE_MAX as usize,
+        0 => KVR_MESSAGE_MAX + 1,
+        1 => KVR_MESSAGE_MAX,
         2..=5 => draw.word() % 5000,
         _ => draw.byte(),
     };

@@ -193,7 +193,7 @@ impl World {
             drop(side);
             self.settle();
         }
-        if draw.byte() % 2 == 0 {
+        if draw.byte().is_multiple_of(2) {
             for ghost in &self.ghosts {
                 assert_eq!(abi!(kvr_engine_destroy(*ghost)), KVR_ERR_INVALID);
             }
@@ -240,7 +240,7 @@ impl World {
 
     fn peer_add(&mut self, slot: usize, draw: &mut Draw) {
         let how = draw.byte();
-        let of = if how % 8 == 0 { slot } else { 1 - slot };
+        let of = if how.is_multiple_of(8) { slot } else { 1 - slot };
         let Some(other) = &self.sides[of] else { return };
         // Addresses in it stay as they are: nobody outside is dialled.
         let blob = args::spoil(&other.blob, how / 8 % 4, 12, draw);
@@ -255,7 +255,7 @@ impl World {
         let status = abi!(kvr_peer_add(side.engine, at, len, name, name_len, &mut raw));
         if args::gave(status, raw) {
             side.objects.give(Kind::Peer, raw);
-            if how % 5 > 0 {
+            if !how.is_multiple_of(5) {
                 abi!(kvr_peer_connect(side.engine, raw, 100));
             }
         }

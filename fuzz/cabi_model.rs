@@ -46,8 +46,8 @@ impl Memory {
     /// What nobody may write has not changed. From here on only `targets` may.
     pub(crate) fn settle<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
         let now = self.bytes(self.base(), MEMORY as u64);
-        for i in 0..MEMORY {
-            assert!(self.open[i] || now[i] == self.before[i], "byte {i} was written by nobody");
+        for (i, (new, old)) in now.iter().zip(&self.before).enumerate() {
+            assert!(self.open[i] || new == old, "byte {i} was written by nobody");
         }
         self.before = now;
         self.open.fill(false);

@@ -209,7 +209,7 @@ impl World {
         }
         let t = before.expect("only a transfer that lives is posted");
         assert!(!t.flying || self.ended_unseen(slot, raw), "posted twice");
-        self.sent += u64::from(how % 4 > 0);
+        self.sent += u64::from(!how.is_multiple_of(4));
         for side in self.sides.iter_mut().flatten() {
             side.objects.transfers.values_mut().for_each(|t| t.expect = None);
         }
@@ -297,7 +297,7 @@ impl World {
         let at = message.as_ptr().cast();
         let status = abi!(kvr_notify(self.side(slot).engine, raw, at, message.len()));
         self.sent += u64::from(status == KVR_OK);
-        assert!(status < 0 || message.len() <= KVR_MESSAGE_MAX as usize);
+        assert!(status < 0 || message.len() <= KVR_MESSAGE_MAX);
     }
 
     pub(crate) fn notifs(&mut self, slot: usize) {

@@ -33,7 +33,7 @@ struct Pair<'a, 'm> {
 /// Messages both ways over links that may break and be joined anew. Links that do not tell what
 /// arrived do not move.
 fn honest(how: u8, steps: &[u8]) {
-    let moves = how % 4 > 0;
+    let moves = !how.is_multiple_of(4);
     let (a, b) = Pipe::pair(moves);
     let rooms = [Room::new(), Room::new()];
     let pools = [rooms[0].pools(), rooms[1].pools()];

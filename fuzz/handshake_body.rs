@@ -244,7 +244,7 @@ fn noise(input: &mut Input<'_>) {
     let hello = dialer.start().expect("good parameters");
     // A true greeting and HELLO takes the acceptor further, to where only the proof is missing.
     let mut pieces: Vec<Vec<u8>> = Vec::new();
-    if input.byte() % 2 == 0 {
+    if input.byte().is_multiple_of(2) {
         pieces.push(hello);
     }
     while !input.is_empty() && pieces.len() < 64 {

@@ -90,11 +90,10 @@ fn a_device_that_resets_nothing_loses_no_queue_pair() {
     pair.moves_some(400);
     whole(&mut pair);
     fake.settles(&before, "the old rail is destroyed");
-    // One that it does not destroy either may still use memory.
+    // One that it does not destroy either: what the registration's end does not let it reach.
     fake.set("*.fail.destroy_qp=1+:EBUSY;fake0.wc_force=n:2:RETRY_EXC_ERR");
     let pieces = scatter(&mut pair.rng, 400, MIB, MIB);
     pair.moves(Direction::Read, &pieces);
-    let told = pair.a.e.deregister(pair.a.region, false).unwrap_err();
-    assert_eq!(told.status, Status::Busy, "{told}");
+    pair.a.e.deregister(pair.a.region, false).unwrap();
     wait(|| pair.a.e.info().peers == 1, || "the peer is gone".into());
 }
