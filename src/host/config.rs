@@ -131,7 +131,7 @@ impl Default for Config {
             rail_timeout_ms: 500,
             keepalive_ms: 1000,
             link_debounce_ms: 1000,
-            peer_timeout_ms: 3000,
+            peer_timeout_ms: 4000,
         }
     }
 }

@@ -31,7 +31,7 @@ fn defaults_are_those_of_the_c_abi_and_pass_the_check() {
     assert_eq!((c.name.as_str(), c.listen_ip.as_str(), c.transport.as_str()), ("", "auto", "auto"));
     assert_eq!((c.sq_depth, c.sges, c.ack_timeout, c.retry, c.rnr_retry), (256, 16, 14, 6, 6));
     assert_eq!((c.traffic_class, c.service_level, c.rail_timeout_ms), (0, 0, 500));
-    assert_eq!((c.keepalive_ms, c.link_debounce_ms, c.peer_timeout_ms), (1000, 1000, 3000));
+    assert_eq!((c.keepalive_ms, c.link_debounce_ms, c.peer_timeout_ms), (1000, 1000, 4000));
     assert_eq!((c.device_id, c.numa_node, c.nics.as_str(), c.rbln_ctx_ptr), (0, -1, "", 0));
     assert!(c.progress_thread);
 }
