@@ -535,9 +535,4 @@ impl Channel {
         }
         self.downs.retain(|d| !(d.told && d.heard));
     }
-
-    /// Nothing is to be told of a rail any more: a handshake told both sides.
-    pub fn forget_down(&mut self, id: u32) {
-        self.downs.retain(|d| d.id != id);
-    }
 }

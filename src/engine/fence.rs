@@ -109,14 +109,6 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.worker.wake();
     }
 
-    /// Control side only: a handshake told both sides which rails are left: those of `lanes` are
-    /// fenced, and the peer need not be told.
-    pub fn fence_all(&self, peer: u32, lanes: u32) {
-        for lane in (0..self.lanes.len() as u32).filter(|l| lanes & 1 << l != 0) {
-            self.fence(lane, peer);
-        }
-    }
-
     /// Lanes whose dropped rail to a peer is not fenced yet, one bit each.
     pub fn owes(&self, peer: u32) -> u32 {
         self.peers[peer as usize].book.unfenced()

@@ -424,7 +424,6 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         lane.token.publish();
         self.worker.wake();
         self.lose(peer, lane.index);
-        self.mark_limping(peer);
     }
 
     /// A transfer whose WRITEs may still land keeps a hold of its own until the fence. The caller
