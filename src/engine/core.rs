@@ -19,7 +19,7 @@ use crate::handle::{Handle, Kind};
 use crate::limits::Limits;
 use crate::nic::{Net, Port};
 use crate::status::Status;
-use crate::sync::{fence, spin_loop, AtomicU32, AtomicU64, Ordering, UnsafeCell};
+use crate::sync::{fence, AtomicU32, AtomicU64, Ordering, UnsafeCell};
 
 /// What can be chosen beside the capacities.
 #[derive(Clone, Copy, Debug)]
@@ -271,9 +271,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     pub(super) fn with_lane<R>(&self, lane: u32, f: impl FnOnce(&mut Inner<'m, P>) -> R) -> R {
-        while !self.lanes[lane as usize].token.try_take() {
-            spin_loop();
-        }
+        self.lanes[lane as usize].token.wait_and_take();
         self.held_lane(lane, f)
     }
 
@@ -305,9 +303,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     }
 
     pub(super) fn with_net_inner<R>(&self, f: impl FnOnce(&mut NetInner<N>) -> R) -> R {
-        while !self.net_token.try_take() {
-            spin_loop();
-        }
+        self.net_token.wait_and_take();
         // SAFETY: I2: token taken above, given back below.
         let net = unsafe { &mut *self.net.get() };
         let r = f(net);

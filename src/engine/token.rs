@@ -4,7 +4,7 @@
 //! looks for work, gives the token back, and reads `pending` again. Both touch `held` by
 //! read-modify-write, so either the publisher gets the token or the holder sees its `pending`.
 
-use crate::sync::{AtomicBool, Ordering};
+use crate::sync::{spin_loop, AtomicBool, Ordering};
 
 /// Token of one lane (or of the message channels).
 #[derive(Debug)]
@@ -40,6 +40,15 @@ impl PollToken {
     pub fn try_take(&self) -> bool {
         let order = if cfg!(mutant = "token_take") { Ordering::Relaxed } else { Ordering::AcqRel };
         !self.held.swap(true, order)
+    }
+
+    /// Takes the token, and waits for it while somebody has it. For the control side: holders on
+    /// the data path keep it for one look at their work.
+    #[inline(never)] // So that a profile tells waiting from work.
+    pub fn wait_and_take(&self) {
+        while !self.try_take() {
+            spin_loop();
+        }
     }
 
     /// The holder is about to look for work.
