@@ -84,7 +84,9 @@ impl Heap {
             part.get(part.len() / 2).copied().unwrap_or(0)
         };
         let (early, late) = (middle(&self.0[n / 4..n / 2]), middle(&self.0[n - n / 4..]));
-        eprintln!("{MEASURED}heap at rest: {early} bytes in the second quarter, {late} in the last");
+        eprintln!(
+            "{MEASURED}heap at rest: {early} bytes in the second quarter, {late} in the last"
+        );
         assert!(late <= early + slack, "the heap grew from {early} to {late} bytes in {n} cycles");
     }
 }
@@ -242,6 +244,7 @@ fn failed_connects_leave_nothing() {
     let (a, b) = (side("a", "fake0,fake1"), side("b", "fake2,fake3"));
     let n = cycles(200);
     let (mut rest, mut rng) = (Rest::new(fake, n), Rng::new());
+    rest.comes(&a, &b, "before any");
     let mut slowest = BTreeMap::new();
     for i in 0..n {
         let start = Instant::now();
