@@ -70,7 +70,9 @@ impl Port for Copier {
         self.done.take()
     }
 
-    fn close(&mut self, _peer: u32) {}
+    fn close(&mut self, _peer: u32) -> bool {
+        true
+    }
 }
 
 /// No messages.
