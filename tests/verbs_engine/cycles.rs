@@ -77,7 +77,11 @@ impl Heap {
     /// A thread may be about to give something back, so what half of the looks exceed counts; and
     /// lists grow to their size in the first quarter. The rest is for one that did so later.
     fn is_flat(&self) {
-        let (n, slack) = (self.0.len(), 1024);
+        let (n, slack) = (self.0.len(), 2048);
+        if n < 100 {
+            eprintln!("{MEASURED}heap at rest: {n} cycles are too few to tell");
+            return;
+        }
         let middle = |part: &[i64]| {
             let mut part = part.to_vec();
             part.sort_unstable();
