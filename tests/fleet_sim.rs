@@ -142,8 +142,8 @@ fn a_rail_that_came_back_carries_its_full_share() {
     let _tell = Tell(first);
     let ticks = 40_000;
     let cases = (0..2).flat_map(|side| [(side, EQUAL), (side, UNEQUAL)]);
-    for (seed, (side, rates)) in (first..first + 2).flat_map(|s| cases.clone().map(move |c| (s, c)))
-    {
+    let seeds = first..first + if cfg!(debug_assertions) { 1 } else { 2 };
+    for (seed, (side, rates)) in seeds.flat_map(|s| cases.clone().map(move |c| (s, c))) {
         let mut fleet = four_rails(seed);
         for (e, lane) in (0..2).flat_map(|e| (0..4).map(move |l| (e, l))) {
             let (slot, rate) = (fleet.slot(0, e), rates[lane as usize]);
