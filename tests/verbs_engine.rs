@@ -34,6 +34,8 @@ mod rig;
 mod byhand;
 #[path = "verbs_engine/cost.rs"]
 mod cost;
+#[path = "verbs_engine/cycles.rs"]
+mod cycles;
 #[path = "verbs_engine/events.rs"]
 mod events;
 #[path = "verbs_engine/faults.rs"]

@@ -8,6 +8,7 @@ pub mod memory;
 pub mod messages;
 pub mod plan;
 pub mod regions;
+pub mod rest;
 pub mod traffic;
 
 pub use crate::sim_support::*;
@@ -27,6 +28,7 @@ pub use memory::{Region, Watch, Watched, CHUNK};
 pub use messages::{Heard, Stream};
 pub use plan::{fault, Plan, FAULTS};
 pub use regions::Import;
+pub use rest::{counted, Rest};
 pub use std::collections::{BTreeMap, HashMap};
 
 /// Most ticks that a packet is late.

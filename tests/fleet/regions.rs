@@ -114,6 +114,32 @@ impl Fleet {
         Ok(())
     }
 
+    /// Takes all regions back and forgets those of others; none is registered again by itself.
+    pub fn return_regions(&mut self) -> Result<(), String> {
+        for e in 0..self.sites.len() {
+            let imports: Vec<_> = self.sites[e].imports.drain().collect();
+            for (_, import) in imports {
+                let view = self.world.engines[e].remote.close(import.handle);
+                let view = view.map_err(|s| format!("an import of {e} is {s:?}"))?;
+                let (slot, generation) = (view.slot, view.generation);
+                self.sites[e].retiring.push((view, RegionRef { slot, generation, remote: true }));
+            }
+            for at in 0..self.sites[e].regions.len() {
+                let Some(handle) = self.sites[e].regions[at].handle else { continue };
+                let view = self.world.engines[e].local.close(handle);
+                let view = view.map_err(|s| format!("region {at} of {e} is {s:?}"))?;
+                let since = self.now();
+                self.sites[e].closing.insert(at, (view, since));
+            }
+        }
+        let busy = |s: &Site| !s.closing.is_empty() || !s.retiring.is_empty();
+        while self.sites.iter().any(busy) || !self.watches.is_empty() {
+            self.step()?;
+            self.sites.iter_mut().for_each(|s| s.register_at.fill(u64::MAX));
+        }
+        Ok(())
+    }
+
     /// Nobody may touch a region any more.
     fn withdraw(&mut self, e: usize, at: usize, why: &str) {
         let now = self.now();

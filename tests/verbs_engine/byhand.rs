@@ -14,7 +14,7 @@ use crate::rejoin::{qps, quick, whole};
 use crate::rig::{config, twins, Pair, Side, MIB};
 
 /// An offer as a dialler makes it: of a connection, or to join one; with one NIC, or none.
-fn offer(connection: u64, join: bool, nic: bool) -> Vec<u8> {
+pub(crate) fn offer(connection: u64, join: bool, nic: bool) -> Vec<u8> {
     let host = HostOffer { boot_id: [1; 16], pid_ns: 1, uid: 1, pid: 1 };
     let mut w = Writer::new();
     let mut record = |kind, body: &[u8]| {
@@ -43,7 +43,12 @@ fn offer(connection: u64, join: bool, nic: bool) -> Vec<u8> {
 }
 
 /// Dials `to` by hand under a name. How that ends: the connection, when the other side takes it in.
-fn dial(to: &Side, name: &[u8], incarnation: [u8; 16], offer: Vec<u8>) -> Result<TcpStream> {
+pub(crate) fn dial(
+    to: &Side,
+    name: &[u8],
+    incarnation: [u8; 16],
+    offer: Vec<u8>,
+) -> Result<TcpStream> {
     let blob = ConnBlob::decode(to.e.metadata()).unwrap();
     let mut dialer = Dialer::new(DialerParams {
         name: name.to_vec(),

@@ -12,6 +12,8 @@ use std::time::{Instant, SystemTime};
 pub(crate) const HANG: Duration = Duration::from_secs(60);
 /// Only against hangs: of one test.
 const TEST_HANG: u64 = 240;
+/// Begins a line that says what a test measured.
+pub(crate) const MEASURED: &str = "measured: ";
 /// Names the test that this process is for.
 const CASE: &str = "KVRAIL_TEST_CASE";
 
@@ -195,6 +197,8 @@ pub(crate) fn alone(name: &str, devices: usize, knobs: &str) -> Option<Fake> {
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let ran = text.contains("1 passed");
     assert!(output.status.success() && ran, "{short}: {}\n{text}\n{err}", output.status);
+    // What a test measured is told when it passed, too.
+    err.lines().filter(|line| line.starts_with(MEASURED)).for_each(|line| eprintln!("{line}"));
     None
 }
 

@@ -426,12 +426,14 @@ fn with_an_older_build_nothing_is_joined() {
     }
 }
 
-fn cycles(least: usize) -> usize {
+/// `KVRAIL_TEST_CYCLES`, or `own`.
+pub(crate) fn cycles(own: u64) -> u64 {
     let given = std::env::var("KVRAIL_TEST_CYCLES").ok().and_then(|n| n.parse().ok());
-    given.unwrap_or(least)
+    given.unwrap_or(own)
 }
 
-fn files() -> usize {
+/// Files that this process has open.
+pub(crate) fn files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
