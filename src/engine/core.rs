@@ -316,7 +316,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// Control side only: a peer is ready for messages over `links`: each with its rail's lane and
     /// id, or one with [`crate::engine::peer::NO_LANE`] and 0. They go over the one with the
     /// lowest id, which the other side chooses too. Call after its rails are connected.
-    /// `peer_window`: [`Core::first_window`] of the other side. `early`: bytes that were read from that link already. False: they are not of our protocol.
+    /// `peer_window`: what the other side's [`Core::first_window`] said. `early`: bytes that were
+    /// read from that link already. False: they are not of our protocol.
     pub fn attach(
         &self,
         index: u32,
