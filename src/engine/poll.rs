@@ -396,13 +396,14 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// A rail broke: it is closed, and what it had not finished goes to the other lanes of each
     /// transfer. One with WRITEs among that keeps a hold until the peer has fenced the rail.
     pub(super) fn rail_failed(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
-        self.close_port(lane, inner, peer);
+        let ended = self.close_port(lane, inner, peer);
         // Neighbours go back as one entry: a lane takes a transfer's ops in order, so without
         // striping one transfer leaves one.
         let mut run: Option<(Claim, u32)> = None;
         loop {
             let next = inner.rails[peer as usize].ledger.drain();
             if let Some(claim) = &next {
+                self.slots[claim.slot as usize].keep(!ended);
                 self.abandoned(lane, inner, claim);
                 self.owe(lane, inner, peer, claim);
             }
@@ -448,11 +449,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         lane.owing.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Nothing the rail carried touches memory after this.
-    fn close_port(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) {
-        inner.port.close(peer);
+    /// As [`Port::close`]: true where nothing that the rail carried touches memory after this.
+    fn close_port(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32) -> bool {
+        let ended = inner.port.close(peer);
         inner.rails[peer as usize].generation = 0;
         self.peers[peer as usize].rails.fetch_and(!(1 << lane.index), Ordering::AcqRel);
+        ended
     }
 
     /// Unfinished ops of a transfer become anybody's, and the claims' holds are lowered.
@@ -502,8 +504,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let lane = &self.lanes[index as usize];
         self.with_lane(index, |inner| {
             self.reap(lane, inner);
-            self.close_port(lane, inner, peer);
+            let ended = self.close_port(lane, inner, peer);
             while let Some(claim) = inner.rails[peer as usize].ledger.drain() {
+                self.slots[claim.slot as usize].keep(!ended);
                 self.abandoned(lane, inner, &claim);
                 self.slots[claim.slot as usize].end(status);
                 self.give_return(&self.slots[claim.slot as usize], claim.first, claim.count);

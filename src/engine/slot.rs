@@ -110,6 +110,8 @@ pub struct Counters {
     cause: AtomicU64,
     /// What did not arrive is not known in full.
     pub(super) unsure: AtomicBool,
+    /// A device did not let go of a queue pair that carried some of it: never released.
+    pub(super) kept: AtomicBool,
 }
 
 impl Counters {
@@ -168,6 +170,7 @@ impl Slot {
                 post_ns: AtomicU64::new(0),
                 cause: AtomicU64::new(0),
                 unsure: AtomicBool::new(false),
+                kept: AtomicBool::new(false),
             },
             body: Guarded::new(Body::EMPTY),
         }
@@ -240,6 +243,14 @@ impl Slot {
         self.counters.failed_pair.store(u64::MAX, Ordering::Relaxed);
         self.counters.cause.store(0, Ordering::Relaxed);
         self.counters.unsure.store(false, Ordering::Relaxed);
+    }
+
+    /// With `kept`: a device did not let go of a queue pair that carried some of it, so nobody gets
+    /// its memory back. The caller holds the slot.
+    pub(super) fn keep(&self, kept: bool) {
+        if kept {
+            self.counters.kept.store(true, Ordering::Relaxed);
+        }
     }
 
     /// `n` ops arrived (`n` may be 0 for a post of nothing). The one who brings the last moves the

@@ -211,7 +211,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // slot, and changes this very state or none.
         let taken = slot.message.load(Ordering::Acquire) == NONE;
         let leaving = state.phase == Phase::Notifying && taken;
-        if !state.phase.at_rest() && !leaving {
+        if (!state.phase.at_rest() && !leaving) || slot.counters.kept.load(Ordering::Relaxed) {
             return Err(Status::Busy);
         }
         let closing = state.to(Phase::Closing, state.status);
@@ -224,6 +224,13 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.slots_used.fetch_sub(1, Ordering::Relaxed);
         self.slot_free.push(self.slot_links, index);
         Ok(body)
+    }
+
+    /// Whether a device did not let go of a queue pair that carried a transfer, which is `Busy` for
+    /// good then.
+    pub fn is_kept(&self, raw: u64) -> bool {
+        let slot = self.transfer(raw).map(|(index, _)| &self.slots[index as usize]);
+        slot.is_ok_and(|slot| slot.counters.kept.load(Ordering::Relaxed))
     }
 
     /// Counts of a transfer.

@@ -77,8 +77,8 @@ impl Port for AnyPort<'_> {
         each!(self, p => p.arm());
     }
 
-    fn close(&mut self, peer: u32) {
-        each!(self, p => p.close(peer));
+    fn close(&mut self, peer: u32) -> bool {
+        each!(self, p => p.close(peer))
     }
 }
 

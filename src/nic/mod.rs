@@ -140,9 +140,10 @@ pub trait Port {
     /// after it.
     fn arm(&mut self) {}
 
-    /// Closes the rail to `peer`: nothing it carried touches memory after this returns. Work
-    /// requests that were in flight are not reported any more; the engine retires them itself.
-    fn close(&mut self, peer: u32);
+    /// Closes the rail to `peer`. Work requests that were in flight are not reported any more; the
+    /// engine retires them itself. True: nothing it carried touches memory after this returns.
+    /// False: the device would not let go of it, so what was in flight may go on.
+    fn close(&mut self, peer: u32) -> bool;
 }
 
 /// Why a stream of messages to a peer ended.

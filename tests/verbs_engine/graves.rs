@@ -90,9 +90,19 @@ fn a_device_that_resets_nothing_loses_no_queue_pair() {
     pair.moves_some(400);
     whole(&mut pair);
     fake.settles(&before, "the old rail is destroyed");
-    // One that it does not destroy either: what the registration's end does not let it reach.
+    // One that it does not destroy either: the transfer that it carried is never given back.
     fake.set("*.fail.destroy_qp=1+:EBUSY;fake0.wc_force=n:2:RETRY_EXC_ERR");
     let pieces = scatter(&mut pair.rng, 400, MIB, MIB);
+    let t = pair.prepare(Direction::Read, &pieces).unwrap();
+    pair.a.e.post(t, None).unwrap();
+    assert_eq!(finish(&pair.a.e, t), Ok(Status::Ok));
+    for _ in 0..2 {
+        let e = pair.a.e.release(t).unwrap_err();
+        assert_eq!(e.status, Status::Busy);
+        assert!(e.to_string().contains("did not let go of a queue pair"), "{e}");
+    }
+    // Others are, and the registration's end lets nothing reach the memory.
+    fake.set("*.wc_force=off");
     pair.moves(Direction::Read, &pieces);
     pair.a.e.deregister(pair.a.region, false).unwrap();
     wait(|| pair.a.e.info().peers == 1, || "the peer is gone".into());

@@ -9,7 +9,7 @@ mod transfers;
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::ptr::NonNull;
 use core::time::Duration;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, Once};
 use std::thread::JoinHandle;
@@ -36,8 +36,6 @@ pub struct Engine {
     limbo: Mutex<Limbo>,
     /// Regions that a NIC did not let go of, and why.
     reachable: Mutex<HashMap<u64, String>>,
-    /// Transfers whose queue pair a NIC did not let go of.
-    stuck: Mutex<HashSet<u64>>,
 }
 
 /// Regions that were withdrawn and may still be in use, by their raw handles. Their slots stay
@@ -164,7 +162,6 @@ impl Engine {
             forks,
             limbo: Mutex::default(),
             reachable: Mutex::default(),
-            stuck: Mutex::default(),
         };
         let control = Control::new(shared.clone(), listeners);
         engine.spawn("kvrail-ctl", move || control.run())?;

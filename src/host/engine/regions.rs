@@ -13,7 +13,6 @@ use crate::host::blob::RegionBlob;
 use crate::host::error::{hex, Error, Result};
 use crate::host::rails::Registered;
 use crate::host::{keylist, log};
-use crate::nic::any::AnyPort;
 use crate::status::Status;
 
 impl Engine {
@@ -129,14 +128,6 @@ impl Engine {
         );
         log::warn(&text);
         Err(Error::new(Status::Busy, text))
-    }
-
-    /// True when a queue pair could not be destroyed: what it was doing may still go on.
-    pub(super) fn has_stuck_rail(&self) -> bool {
-        let core = &self.shared.core;
-        (0..self.shared.nics()).any(|lane| {
-            core.with_port(lane, |port| matches!(port, AnyPort::Verbs(p) if p.stuck() > 0))
-        })
     }
 
     /// Closes a region of this engine: nobody begins to use it from here on.

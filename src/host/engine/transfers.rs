@@ -1,8 +1,6 @@
 //! Tables, and transfers from prepare to release.
 
 use core::time::Duration;
-use std::collections::HashSet;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::messages::too_long;
@@ -60,11 +58,6 @@ impl Engine {
         let (index, s) = self.peer(peer)?;
         let p = self.shared.preparer(index);
         self.adopt(p.listed(direction, (index, s.generation), local, remote)?)
-    }
-
-    /// Transfers whose queue pair a NIC did not let go of.
-    fn stuck(&self) -> MutexGuard<'_, HashSet<u64>> {
-        self.stuck.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn adopt(&self, body: Body) -> Result<Handle> {
@@ -214,33 +207,27 @@ impl Engine {
     pub fn release(&self, transfer: u64) -> Result<()> {
         let shared = self.here()?;
         let limit = Duration::from_millis(u64::from(shared.config.release_timeout_ms));
-        // Once said, it holds: the transfer is at rest by now, but its queue pair lives.
-        let (mut last, mut stuck) = (Ok(()), self.stuck().contains(&transfer));
+        let (mut last, mut kept) = (Ok(()), false);
         let mut force = Force::within(limit);
-        let done = stuck
-            || wait_until(limit, || match shared.core.release(transfer) {
-                Ok(body) => {
-                    // SAFETY: I3: released just now, by us.
-                    unsafe { prepare::free_body(&shared.pool, &body) };
-                    true
-                }
-                Err(Status::Busy) => {
-                    let _ = shared.core.cancel(transfer);
-                    shared.core.poll();
-                    force.once(|| {
-                        let evicted = shared.core.evict(transfer).unwrap_or(false);
-                        stuck = evicted && self.has_stuck_rail();
-                        evicted
-                    });
-                    stuck
-                }
-                Err(s) => {
-                    last = Err(bad_handle("transfer", transfer, s));
-                    true
-                }
-            });
-        if stuck {
-            self.stuck().insert(transfer);
+        let done = wait_until(limit, || match shared.core.release(transfer) {
+            Ok(body) => {
+                // SAFETY: I3: released just now, by us.
+                unsafe { prepare::free_body(&shared.pool, &body) };
+                true
+            }
+            Err(Status::Busy) => {
+                let _ = shared.core.cancel(transfer);
+                shared.core.poll();
+                force.once(|| shared.core.evict(transfer).unwrap_or(false));
+                kept = shared.core.is_kept(transfer);
+                kept
+            }
+            Err(s) => {
+                last = Err(bad_handle("transfer", transfer, s));
+                true
+            }
+        });
+        if kept {
             let text = format!(
                 "transfer {transfer:#x}: a NIC did not let go of a queue pair that carried it, so \
                  it may still use this memory, which must not be reused before this process ends"

@@ -217,10 +217,11 @@ impl Port for LocalPort<'_> {
         self.done.pop_front()
     }
 
-    fn close(&mut self, peer: u32) {
+    fn close(&mut self, peer: u32) -> bool {
         if let Some(p) = self.peers.get_mut(peer as usize) {
             *p = None;
         }
+        true
     }
 }
 

@@ -464,7 +464,7 @@ impl Port for SimPort<'_> {
         None
     }
 
-    fn close(&mut self, peer: u32) {
+    fn close(&mut self, peer: u32) -> bool {
         if let Some(&qp) = self.qps.get(peer as usize) {
             let left = if self.lateness.per_million > 0 { qp.count } else { 0 };
             for i in 0..left {
@@ -477,5 +477,6 @@ impl Port for SimPort<'_> {
         }
         // Any state may become `Reset`; the queue is empty afterwards, so nothing of it can run.
         let _ = self.modify(peer, QpState::Reset);
+        true
     }
 }

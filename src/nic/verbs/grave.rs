@@ -9,32 +9,28 @@ pub(super) struct Graves<'m> {
     list: &'m mut [Option<Qp>],
     /// How many are in there, from the first on.
     len: usize,
-    /// Queue pairs that were neither reset nor destroyed.
-    pub(super) stuck: u32,
 }
 
 impl<'m> Graves<'m> {
     /// As many as there are rails, since all may break at a time.
     pub(super) fn new(arena: &mut Arena<'m>, rails: u32) -> Option<Graves<'m>> {
-        Some(Graves { list: arena.array(rails as usize, |_| None)?, len: 0, stuck: 0 })
+        Some(Graves { list: arena.array(rails as usize, |_| None)?, len: 0 })
     }
 
-    /// Ends a queue pair, of whose pointer nobody keeps a copy. When this returns nothing that it
-    /// carried touches memory any more, unless it counts as stuck.
-    pub(super) fn end(&mut self, qp: Qp) {
+    /// Ends a queue pair, of whose pointer nobody keeps a copy. True: nothing that it carried
+    /// touches memory any more. False: it was neither reset nor destroyed.
+    pub(super) fn end(&mut self, qp: Qp) -> bool {
         // The error state first: that stops any device, and a peer that still sends hears so.
         qp.fail();
         if let Some(grave) = self.list.get_mut(self.len) {
             if qp.reset().is_ok() {
                 *grave = Some(qp);
                 self.len += 1;
-                return;
+                return true;
             }
         }
         // SAFETY: V22: the port owned it, and keeps no copy of its pointer.
-        if unsafe { qp.destroy() }.is_err() {
-            self.stuck += 1;
-        }
+        unsafe { qp.destroy() }.is_ok()
     }
 
     pub(super) fn take(&mut self) -> Option<Qp> {

@@ -199,12 +199,6 @@ impl<'m> VerbsPort<'m> {
         self.graves.take()
     }
 
-    /// Queue pairs that the device neither reset nor destroyed: what they carried may still touch
-    /// memory, so no memory of the peer's transfers may be given back. 0 on any sane device.
-    pub const fn stuck(&self) -> u32 {
-        self.graves.stuck
-    }
-
     /// Completions that belong to nothing that was posted.
     pub const fn strays(&self) -> u64 {
         self.strays
@@ -577,14 +571,14 @@ impl Port for VerbsPort<'_> {
         let _ = unsafe { req_notify_cq(device.cq, false) };
     }
 
-    fn close(&mut self, peer: u32) {
-        let Some(rail) = self.rails.get_mut(peer as usize) else { return };
-        let Some(qp) = rail.qp.take() else { return };
+    fn close(&mut self, peer: u32) -> bool {
+        let Some(rail) = self.rails.get_mut(peer as usize) else { return true };
+        let Some(qp) = rail.qp.take() else { return true };
         self.in_flight = self.in_flight.saturating_sub(rail.in_flight);
         self.ghosts += rail.in_flight;
         self.chores -= rail.chores();
         rail.reset();
-        self.graves.end(qp);
+        self.graves.end(qp)
     }
 }
 
