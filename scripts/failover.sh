@@ -1,9 +1,9 @@
 #!/bin/bash
 # Instructions that the loss of one rail of four costs in software, from the error completion to
 # claims that others can take and a peer that was told, on both sides of a connection: valgrind's
-# callgrind counts what runs inside of the two functions that do it, over the fake libibverbs, in a
-# build without optimisation. Waiting for a token is left out: valgrind runs one thread at a time, and
-# who waits spins until the holder has its turn, which says nothing of the work.
+# callgrind counts what runs inside of the two functions that do it, over the fake libibverbs, in
+# a build without optimisation. Waiting for a token is left out: valgrind runs one thread at a
+# time, and who waits spins until the holder has its turn, which says nothing of the work.
 # usage: scripts/failover.sh [LIMIT]     fails above LIMIT instructions a loss (default 2000000)
 # Exit status: 0 fine; 1 too many, or no count; 77 it cannot run here (the last line says why).
 set -u
