@@ -104,7 +104,7 @@ fn bytes(n: u32, len: usize) -> Vec<u8> {
 impl Side {
     fn new(end: End) -> Side {
         Side {
-            channel: Channel::new((1, 1), b"x", WINDOW, WINDOW),
+            channel: Channel::new(1, b"x", WINDOW, WINDOW),
             fifo: Fifo::EMPTY,
             pool: pool(),
             end,

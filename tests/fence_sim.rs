@@ -7,6 +7,7 @@
 
 mod sim_support;
 
+use kvrail::engine::slot::RegionRef;
 use kvrail::nic::sim::{PortConfig, Rng};
 use kvrail::nic::WrStatus;
 use kvrail::status::Status;
@@ -158,6 +159,49 @@ fn an_eviction_stops_a_transfer_and_bystanders_go_on() {
         assert_eq!(case.world.finish(0, &other, 100_000), Status::Ok);
         assert!(mine.bytes() == want, "a bystander lost bytes");
         assert!(case.local.bytes().iter().all(|&b| b == 0xAA), "written after the release");
+    }
+}
+
+/// Two transfers that were ended and are in flight, each on a rail of its own: a region is given
+/// back when those that use it are at rest, and only their rails are closed for it.
+#[test]
+fn a_deregistration_waits_for_its_own_transfers_only() {
+    for direction in BOTH {
+        let mut rng = Rng::new(seed(25));
+        let port = PortConfig { rate: 1, ..PORT };
+        let mut setup = with_port(striped(lanes(2), true), port);
+        setup.port.late = direction == Direction::Write;
+        let case = Case::new(setup, direction, &mut rng, 200, 300);
+        let (world, e) = (&case.world, &case.world.engines[0]);
+        let (pairs, room) = random_pairs(&mut rng, 100, 200);
+        let mut mine = Memory::new(world, 0, room, |i| i as u8);
+        let idle = Memory::new(world, 0, room, |_| 0);
+        let theirs = Memory::new(world, 1, room, |i| (i * 7) as u8);
+        let key = theirs.import(world, 0);
+        let other = prepare(world, direction, (0, &mine), (&theirs, key), &pairs).unwrap();
+        let region = |m: &Memory| RegionRef {
+            slot: m.handle.index(),
+            generation: m.handle.generation(),
+            remote: false,
+        };
+        case.post(None);
+        e.poll_lane(0);
+        e.cancel(case.transfer.raw()).unwrap();
+        e.post(other.raw(), None).unwrap();
+        e.poll_lane(1);
+        let ends = [&case.transfer, &other].map(|t| move || e.check(t.raw()).unwrap());
+        assert_eq!(ends[0](), Status::InProgress, "it is in flight");
+        e.local.close(idle.handle).unwrap();
+        assert_eq!(e.quiesce(region(&idle)), Ok(()), "nothing in flight uses it");
+        e.local.close(mine.handle).unwrap();
+        assert_eq!(e.quiesce(region(&mine)), Err(Status::Busy));
+        assert!(e.evict_users(region(&mine)));
+        assert_eq!(e.quiesce(region(&mine)), Ok(()));
+        assert_eq!(ends.each_ref().map(|f| f()), [Status::InProgress, Status::Cancelled]);
+        assert_eq!(e.rails(World::slot(0, 1)), 0b01, "the other transfer's rail stays");
+        mine.fill(0xAA);
+        assert_eq!(case.finish(), Status::Cancelled);
+        assert!(mine.bytes().iter().all(|&b| b == 0xAA), "written after that");
     }
 }
 

@@ -4,6 +4,7 @@
 //! | model | preemptions | seconds |
 //! |---|---|---|
 //! | `memory_of_a_deregistered_region_is_left_alone` | 3 | 8 |
+//! | `memory_of_a_region_whose_transfer_ends_is_left_alone` | 3 | 8 |
 //! | `memory_is_left_alone_after_the_peer_was_closed` | 2 | 1 |
 //! | `memory_is_left_alone_after_cancel_and_release` | 3 | 34 |
 //! | `a_post_that_a_rail_overtakes_is_done` | 3 | 9 |
@@ -234,6 +235,26 @@ fn memory_of_a_deregistered_region_is_left_alone() {
             rig.reuse();
         }
         poster.join().unwrap();
+        rail.join().unwrap();
+        rig.finish();
+        assert!(quiet || rig.core.quiesce(REGION) == Ok(()));
+    });
+}
+
+/// The transfer is being cancelled by somebody else meanwhile.
+#[test]
+fn memory_of_a_region_whose_transfer_ends_is_left_alone() {
+    check(3, || {
+        let rig = Rig::new();
+        rig.post().unwrap();
+        let canceller = rig.spawn(|r| r.core.cancel(r.transfer).unwrap());
+        let rail = rig.spawn(Rig::poll);
+        rig.core.local.close(rig.region).unwrap();
+        let quiet = rig.core.quiesce(REGION).is_ok();
+        if quiet {
+            rig.reuse();
+        }
+        canceller.join().unwrap();
         rail.join().unwrap();
         rig.finish();
         assert!(quiet || rig.core.quiesce(REGION) == Ok(()));

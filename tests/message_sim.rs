@@ -6,6 +6,9 @@
 
 mod sim_support;
 
+use kvrail::engine::channel::READ_RESERVE;
+use kvrail::engine::message::BLOCK;
+use kvrail::limits::Limits;
 use kvrail::nic::sim::Rng;
 use kvrail::status::Status;
 use kvrail::table::Direction;
@@ -178,4 +181,89 @@ fn unread_messages_of_many_peers_do_not_stop_what_we_send() {
         got += world.messages(1).len();
     }
     assert!(got > 1_000, "sent {sent}, got {got}");
+}
+
+/// Peers come, send what they may and more, and leave; nobody takes what they sent.
+#[test]
+fn messages_of_peers_that_left_leave_room_for_the_others() {
+    let limits = Limits { peers: 5, ..LIMITS };
+    let world = World::new(Setup { engines: 5, limits, pipes: (20, 64 << 10), ..lanes(1) });
+    world.connect(1, 4);
+    let reader = &world.engines[1];
+    let (_, spare) = reader.spare();
+    let most = u64::from(limits.blocks() - READ_RESERVE) * BLOCK as u64;
+    let notify = |from: usize, to: usize, text: &[u8]| {
+        world.engines[from].notify(world.peer(from, to).raw(), text).is_ok()
+    };
+    let part = |e: usize| {
+        world.close(e, 1, Status::Disconnected);
+        world.close(1, e, Status::Disconnected);
+        (0..50).for_each(|_| world.step());
+    };
+    for life in 0..15u8 {
+        let from = [0, 2, 3][usize::from(life) % 3];
+        world.connect(from, 1);
+        // Long ones fill their blocks nearly as much as they cost.
+        let mut text = [life; 20_000];
+        for i in 0..60u32 {
+            text[1..5].copy_from_slice(&i.to_le_bytes());
+            notify(from, 1, &text);
+            (0..5).for_each(|_| world.step());
+        }
+        part(from);
+        // And there is room for what others may be given, beside the bystander's window.
+        let used = u64::from(reader.message_blocks_used().1) * BLOCK as u64;
+        let given = used + reader.spare().1 + limits.window();
+        assert!(given <= most, "life {life}: {used} bytes are in use of {most}, {given} given");
+    }
+    // Streams are read: the bystander's acknowledgements come in.
+    let (mut sent, mut got) = (0, 0);
+    for _ in 0..5_000 {
+        sent += u32::from(notify(1, 4, &[0; 9_000]));
+        world.step();
+        got += world.messages(4).len();
+    }
+    assert!(got > 300, "sent {sent}, got {got}");
+    // The next life sends again as what the ones before left is taken.
+    world.connect(0, 1);
+    let long = vec![77; 65_536];
+    assert!(notify(0, 1, &long));
+    (0..2_000).for_each(|_| world.step());
+    let (mut last, mut whole) = ((0, 0), false);
+    for _ in 0..2_000 {
+        for (_, text) in world.messages(1) {
+            whole = text == long;
+            if !whole {
+                let now = (text[0], u32::from_le_bytes(text[1..5].try_into().unwrap()) + 1);
+                assert!(now.0 > last.0 || now.1 == last.1 + 1, "{now:?} after {last:?}");
+                last = now;
+            }
+        }
+        world.step();
+    }
+    assert!(whole, "the message of the last life did not come");
+    part(0);
+    assert_eq!((reader.message_blocks_used().1, reader.spare().1), (0, spare));
+}
+
+/// A peer comes back while all that it may send lies untaken: what is to spare makes up for that.
+#[test]
+fn a_peer_that_comes_back_may_send_at_once_while_there_is_room() {
+    let world = World::new(lanes(1));
+    let send = |text: &[u8]| world.engines[0].notify(world.peer(0, 1).raw(), text).unwrap();
+    world.connect(0, 1);
+    let window = world.engines[1].limits().window();
+    for n in 0..window / 1_552 {
+        send(&[n as u8; 1_000]);
+    }
+    (0..200).for_each(|_| world.step());
+    world.close(0, 1, Status::Disconnected);
+    world.close(1, 0, Status::Disconnected);
+    assert!(world.engines[1].first_window(World::slot(1, 0)) < window / 8);
+    world.connect(0, 1);
+    send(&[99; 65_536]);
+    (0..200).for_each(|_| world.step());
+    let texts: Vec<_> = world.messages(1).into_iter().map(|(_, text)| text).collect();
+    assert_eq!(texts.len() as u64, window / 1_552 + 1);
+    assert!(texts.last().unwrap() == &[99; 65_536]);
 }

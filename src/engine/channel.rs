@@ -18,7 +18,6 @@
 //! Owned by the holder of the message token.
 
 use crate::engine::message::{Fifo, Header, Message, Pool, MAX_MESSAGE, MAX_NAME};
-use crate::engine::stack::NONE;
 use crate::nic::{Closed, Link};
 use heapless::Deque;
 
@@ -97,7 +96,7 @@ pub struct Pools<'a, 'm> {
 /// One peer's end of the protocol.
 #[derive(Debug)]
 pub struct Channel {
-    peer: (u32, u32),
+    peer: u32,
     name: [u8; MAX_NAME],
     name_len: usize,
     // Sending.
@@ -124,15 +123,20 @@ pub struct Channel {
     head_len: usize,
     incoming: Option<(Message, usize)>,
     rx_seq: u64,
+    /// Costs of what came from this slot so far, and the end of what may come. The peer counts from
+    /// `origin` on: what came over earlier connections.
     rx_cost: u64,
     window: u64,
     told_end: u64,
+    origin: u64,
+    /// The peer is told the end, though it has not moved.
+    tell: bool,
 }
 
 impl Channel {
     /// A channel on a fresh link. `window`: what this side lets the peer have outstanding;
-    /// `peer_window`: the reverse. `peer` is its slot and the number of this connection.
-    pub fn new(peer: (u32, u32), name: &[u8], window: u64, peer_window: u64) -> Channel {
+    /// `peer_window`: the reverse. `peer` is its slot.
+    pub fn new(peer: u32, name: &[u8], window: u64, peer_window: u64) -> Channel {
         let name_len = name.len().min(MAX_NAME);
         let mut own = [0; MAX_NAME];
         own[..name_len].copy_from_slice(&name[..name_len]);
@@ -159,7 +163,20 @@ impl Channel {
             rx_cost: 0,
             window,
             told_end: window,
+            origin: 0,
+            tell: false,
         }
+    }
+
+    /// The same, counting on where earlier connections of the peer's slot stopped: messages of the
+    /// cost `arrived` came over them, and the application took `consumed` of that. What it did not
+    /// take yet counts against the window, so that is to be as much at least.
+    pub fn after(mut self, arrived: u64, consumed: u64) -> Channel {
+        (self.rx_cost, self.origin) = (arrived, arrived);
+        self.told_end = consumed + self.window;
+        // More than the handshake said, perhaps.
+        self.tell = arrived > 0;
+        self
     }
 
     fn frame(&mut self, kind: u8, len: u32, seq: u64) {
@@ -172,7 +189,7 @@ impl Channel {
 
     /// Sends what the link takes. `sent` is called for each message that has arrived, or was
     /// handed over whole to a link that does not tell; `consumed` is what the application has
-    /// taken from this peer. Returns whether anything moved.
+    /// taken from this peer's slot. Returns whether anything moved.
     pub fn send<L: Link>(
         &mut self,
         link: &mut L,
@@ -242,7 +259,7 @@ impl Channel {
         let end = consumed + self.window;
         if core::mem::take(&mut self.resume) {
             self.told_end = end;
-            self.control(RESUME, self.rx_seq, end);
+            self.control(RESUME, self.rx_seq, end - self.origin);
             return true;
         }
         if let Some(down) = self.downs.iter_mut().find(|d| !d.told) {
@@ -252,9 +269,10 @@ impl Channel {
             self.control(DOWN, id.into(), flags);
             return true;
         }
-        if end - self.told_end >= self.window / 8 {
+        let tell = core::mem::take(&mut self.tell);
+        if tell || end - self.told_end >= self.window / 8 {
             self.told_end = end;
-            self.control(ACK, self.rx_seq, end);
+            self.control(ACK, self.rx_seq, end - self.origin);
             return true;
         }
         if self.awaited.is_some() {
@@ -396,14 +414,8 @@ impl Channel {
                     return Err(garbage);
                 }
                 self.rx_cost += cost(len as usize);
-                let header = Header {
-                    name: self.name_len as u32,
-                    len,
-                    peer: self.peer.0,
-                    life: self.peer.1,
-                    slot: NONE,
-                    state: None,
-                };
+                let header =
+                    Header { name: self.name_len as u32, len, peer: self.peer, ..Header::EMPTY };
                 // The reserve was there before the stream was read: no room means that the peer
                 // broke the window.
                 let m = pools.rx.take(header).ok_or(garbage)?;
@@ -429,6 +441,12 @@ impl Channel {
     /// What this side lets the peer have outstanding.
     pub const fn window(&self) -> u64 {
         self.window
+    }
+
+    /// Costs of what came from this slot so far and reached the application's side whole.
+    pub fn came(&self, rx: &Pool<'_>) -> u64 {
+        let part = self.incoming.map_or(0, |(m, _)| cost(rx.header(m).len as usize));
+        self.rx_cost - part
     }
 
     /// Ends the channel. Messages that it had taken from the queue or had half received go to

@@ -315,8 +315,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// Control side only: a peer is ready for messages over `links`: each with its rail's lane and
     /// id, or one with [`crate::engine::peer::NO_LANE`] and 0. They go over the one with the
-    /// lowest id, which the other side chooses too. Call after its rails are connected. `early`:
-    /// bytes that were read from that link already. False: they are not of our protocol.
+    /// lowest id, which the other side chooses too. Call after its rails are connected.
+    /// `peer_window`: what the other side's [`Core::first_window`] said. `early`: bytes that were
+    /// read from that link already. False: they are not of our protocol.
     pub fn attach(
         &self,
         index: u32,
@@ -326,15 +327,16 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         early: &[u8],
     ) -> bool {
         let peer = &self.peers[index as usize];
-        let number = peer.streams.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
-        let mut channel = Channel::new((index, number), name, self.limits.window(), peer_window);
-        peer.consumed.store(0, Ordering::Relaxed);
         let fine = self.with_net(|_| {
             // SAFETY: I2: `with_net` holds the message token.
             let io = unsafe { &mut *peer.io.get() };
             let open = |(lane, id, link)| PeerLink { lane, id, broken: false, link };
             io.links = links.into_iter().map(open).take(self.lanes.len()).collect();
             io.on = io.links.iter().map(|l| l.id).min();
+            let consumed = peer.consumed.load(Ordering::Acquire);
+            let window = self.open_window(io, consumed);
+            let mut channel =
+                Channel::new(index, name, window, peer_window).after(io.arrived, consumed);
             let pools = Pools { tx: &self.tx, rx: &self.rx };
             let fine = channel.feed(&pools, &mut io.fifo, early, |e| self.came(index, e)).is_ok();
             io.channel = Some(channel);

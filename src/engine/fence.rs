@@ -18,7 +18,7 @@
 
 use crate::engine::core::Core;
 use crate::engine::peer::{PeerLink, NO_LANE};
-use crate::engine::slot::Body;
+use crate::engine::slot::{Body, RegionRef};
 use crate::engine::state::Phase;
 use crate::nic::{Net, Port};
 use crate::status::Status;
@@ -118,12 +118,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// waits for these. Cheap where there are none. A lane that somebody works on is left for the
     /// next time.
     pub fn forgive(&self) {
-        let ended = |slot: u32| {
-            let phase = self.slots[slot as usize].state.load().phase;
-            phase == Phase::Ending
-        };
         for lane in 0..self.lanes.len() as u32 {
-            self.pay(lane, ended);
+            self.pay(lane, |slot| self.is_ending(slot));
         }
     }
 
@@ -195,10 +191,44 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         Ok(state.phase == Phase::Ending && self.evict_where(|slot| slot == index))
     }
 
-    /// The same for every transfer that is ending: who waits for those of a region cannot tell
-    /// which are. False: somebody works on a lane, so ask again.
-    pub fn evict_ending(&self) -> bool {
-        self.evict_where(|slot| self.slots[slot as usize].state.load().phase == Phase::Ending)
+    /// The same for every transfer that is ending and uses a region. False: somebody works on a
+    /// lane, so ask again.
+    pub fn evict_users(&self, region: RegionRef) -> bool {
+        self.evict_where(|slot| self.is_ending(slot) && self.held_uses(slot, region))
+    }
+
+    /// Whether something of a transfer that is ending and uses a region may be in flight still.
+    /// Those that use others need not be at rest.
+    pub(super) fn is_carried(&self, region: RegionRef) -> bool {
+        let all = || 0..self.slots.len() as u32;
+        if !all().any(|slot| self.is_ending(slot)) {
+            return false;
+        }
+        // Whoever ends one closes its cursor a moment later, and until then rails may claim of it.
+        // What they claimed before is in their ledgers when their tokens are free.
+        let open = |slot: u32| self.slots[slot as usize].cursor.look().is_some();
+        if !cfg!(mutant = "quiesce_open") && all().any(|slot| self.is_ending(slot) && open(slot)) {
+            return true;
+        }
+        self.lanes.iter().any(|lane| {
+            let users = self.try_lane(lane.index, |inner| {
+                let mut slots = inner.rails.iter().flat_map(|rail| rail.ledger.slots());
+                slots.any(|slot| self.held_uses(slot, region))
+            });
+            // A lane that somebody works on may be about to record a claim.
+            users.unwrap_or(!cfg!(mutant = "quiesce_blind"))
+        })
+    }
+
+    fn is_ending(&self, slot: u32) -> bool {
+        self.slots[slot as usize].state.load().phase == Phase::Ending
+    }
+
+    /// Whether a transfer uses a region. The caller found a claim or a debt of it under the lane's
+    /// token.
+    fn held_uses(&self, slot: u32, region: RegionRef) -> bool {
+        // SAFETY: I3: a claim or a debt that is not lowered is a hold.
+        unsafe { self.slots[slot as usize].body() }.uses(region)
     }
 
     /// Lanes with a rail to a peer that is up, or broken and not dropped yet.

@@ -32,7 +32,7 @@ pub struct Header {
     pub state: Option<State>,
     /// Peer slot that it goes to or came from.
     pub peer: u32,
-    /// Outgoing: generation of the peer. Incoming: number of the stream.
+    /// Outgoing: generation of the peer.
     pub life: u32,
 }
 

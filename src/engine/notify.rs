@@ -3,7 +3,7 @@
 use crate::engine::channel::{cost, has_room, Broken, Event, Pools};
 use crate::engine::core::{Core, NetInner};
 use crate::engine::message::{Header, Message, MAX_MESSAGE};
-use crate::engine::peer::{Link, Links, PeerIo, NO_LANE, SELF};
+use crate::engine::peer::{Link, Links, Peer, PeerIo, NO_LANE, SELF};
 use crate::engine::slot::Slot;
 use crate::engine::stack::NONE;
 use crate::engine::state::{Phase, State};
@@ -118,7 +118,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             moved |= self.receive_from(peer, io, net);
             let Some(channel) = &mut io.channel else { continue };
             if channel.wants_more() {
-                channel.grow(self.spare_window(channel.window()));
+                let has = channel.window();
+                let room = self.limits.max_window().saturating_sub(has);
+                channel.grow(self.spare_window(has.min(room)));
             }
             // What came may have opened the window.
             self.outgoing.set(peer);
@@ -135,7 +137,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     fn receive_from(&self, peer: u32, io: &mut PeerIo<N::Link>, net: &mut NetInner<N>) -> bool {
         let mut moved = false;
         for at in 0..io.links.len() {
-            let PeerIo { fifo, channel, links, on } = io;
+            let PeerIo { fifo, channel, links, on, .. } = io;
             let (Some(channel), Some(link)) = (channel, links.get_mut(at)) else { break };
             if link.broken {
                 continue;
@@ -206,7 +208,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         id: u32,
     ) {
         net.net.gather();
-        let PeerIo { fifo, channel, links, on } = io;
+        let PeerIo { fifo, channel, links, on, .. } = io;
         *on = None;
         let Some(channel) = channel else { return };
         let pools = Pools { tx: &self.tx, rx: &self.rx };
@@ -261,9 +263,37 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         }
     }
 
-    /// Takes more window for a peer that has `has`: as much again, if there is so much to spare.
-    fn spare_window(&self, has: u64) -> u64 {
-        let want = has.min(self.limits.max_window().saturating_sub(has));
+    /// What a peer that connects may send before it hears more: a window, without what came from
+    /// its slot before and nobody took yet. To be told in the handshake.
+    pub fn first_window(&self, index: u32) -> u64 {
+        let peer = &self.peers[index as usize];
+        self.with_net(|_| {
+            // SAFETY: I2: `with_net` holds the message token.
+            let io = unsafe { &*peer.io.get() };
+            let left = io.arrived.saturating_sub(peer.consumed.load(Ordering::Acquire));
+            self.limits.window().saturating_sub(left)
+        })
+    }
+
+    /// The window of a peer that connects. What came from its slot before and was not taken, for
+    /// which it has room, is made up for where there is something to spare.
+    pub(super) fn open_window(&self, io: &mut PeerIo<N::Link>, consumed: u64) -> u64 {
+        let has = self.limits.window() + core::mem::take(&mut io.extra);
+        let short = (io.arrived - consumed).saturating_sub(has - self.limits.window());
+        has + self.spare_window(short.min(self.limits.max_window().saturating_sub(has)))
+    }
+
+    /// A peer without a connection: what its slot has of the spare window goes back as far as
+    /// messages that were not taken do not fill it.
+    fn shrink_window(&self, peer: &Peer<N::Link>, io: &mut PeerIo<N::Link>) {
+        let left = io.arrived - peer.consumed.load(Ordering::Acquire);
+        let keeps = left.saturating_sub(self.limits.window()).min(io.extra);
+        self.spare_window.fetch_add(io.extra - keeps, Ordering::Relaxed);
+        io.extra = keeps;
+    }
+
+    /// Takes so much more window, or what there is to spare.
+    fn spare_window(&self, want: u64) -> u64 {
         let mut spare = self.spare_window.load(Ordering::Relaxed);
         loop {
             let more = want.min(spare);
@@ -285,6 +315,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let state = peer.load();
         // SAFETY: I2: the caller holds the message token.
         let io = unsafe { &mut *peer.io.get() };
+        if io.channel.is_none() {
+            self.shrink_window(peer, io);
+        }
         let mut fresh = peer.queue.take_all(&self.tx);
         while let Some(m) = fresh.pop(&self.tx) {
             if self.tx.header(m).life == state.generation {
@@ -301,7 +334,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             }
             return false;
         }
-        let PeerIo { fifo, channel, links, on } = io;
+        let PeerIo { fifo, channel, links, on, .. } = io;
         let usable = links.iter().position(|l| Some(l.id) == *on && !l.broken);
         let (Some(channel), Some(at)) = (channel, usable) else { return false };
         let consumed = peer.consumed.load(Ordering::Acquire);
@@ -348,8 +381,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             let io = unsafe { &mut *peer.io.get() };
             let pools = Pools { tx: &self.tx, rx: &self.rx };
             if let Some(c) = io.channel.take() {
-                let extra = c.window().saturating_sub(self.limits.window());
-                self.spare_window.fetch_add(extra, Ordering::Relaxed);
+                io.arrived = c.came(&self.rx);
+                io.extra = c.window() - self.limits.window();
+                self.shrink_window(peer, io);
                 c.dismantle(&pools, |m| self.handed_over(m, status));
             }
             io.on = None;
@@ -382,13 +416,10 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         n
     }
 
-    /// The application took a message: the window of its sender moves, and the sender is told in
-    /// steps.
+    /// The application took a message: the window of its sender, or of who has its slot now, moves,
+    /// and is told in steps.
     fn took(&self, h: Header) {
         let peer = &self.peers[h.peer as usize];
-        if peer.streams.load(Ordering::Acquire) != h.life {
-            return;
-        }
         let before = peer.consumed.fetch_add(cost(h.len as usize), Ordering::AcqRel);
         let step = self.limits.window() / 8;
         if before / step != (before + cost(h.len as usize)) / step {

@@ -64,6 +64,10 @@ pub struct PeerIo<L> {
     pub links: Links<L>,
     /// Id of the link that it goes over; none: all were lost.
     pub on: Option<u32>,
+    /// Sum of the costs of all messages that came over connections of this slot that ended.
+    pub arrived: u64,
+    /// While not connected: bytes of window beyond the least that what was not taken still fills.
+    pub extra: u64,
 }
 
 /// What is known of the rails to a peer, beside which are up. Lanes are bits. Opened, closed and
@@ -189,9 +193,8 @@ pub struct Peer<L> {
     pub book: RailBook,
     /// Messages to it.
     pub queue: Queue,
-    /// Streams that it had; numbers the current one.
-    pub streams: AtomicU32,
-    /// Sum of the costs of the current stream's messages that the application took.
+    /// Sum of the costs of the messages that came from this slot, over whichever connection of
+    /// whichever peer, and that the application took.
     pub consumed: AtomicU64,
     /// Message side.
     pub io: UnsafeCell<PeerIo<L>>,
@@ -208,13 +211,14 @@ impl<L> Peer<L> {
             rails: AtomicU32::new(0),
             book: RailBook::new(),
             queue: Queue::new(),
-            streams: AtomicU32::new(0),
             consumed: AtomicU64::new(0),
             io: UnsafeCell::new(PeerIo {
                 fifo: Fifo::EMPTY,
                 channel: None,
                 links: heapless::Vec::new(),
                 on: None,
+                arrived: 0,
+                extra: 0,
             }),
         }
     }

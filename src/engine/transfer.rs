@@ -335,9 +335,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let posting = !late && self.any(Phase::Posting);
         self.end_where(Status::Cancelled, |body| body.uses(region));
         let posting = posting || (late && self.any(Phase::Posting));
-        // Those that were ended (by us or anybody) may still have claims in flight until they are
-        // past `Ending`.
-        if posting || self.any(Phase::Ending) {
+        // Those that were ended (by us or anybody) may still have claims in flight.
+        if posting || self.is_carried(region) {
             return Err(Status::Busy);
         }
         Ok(())

@@ -127,7 +127,7 @@ impl Control {
         RailOffer {
             host: self.shared.host,
             local: self.shared.share.offer(row),
-            window: self.shared.core.limits().window(),
+            window: self.shared.core.first_window(row),
             rails: raise.map(Raise::parts).unwrap_or_default(),
             connection: connection.filter(|_| self.joins),
             join,

@@ -266,7 +266,7 @@ impl Control {
             }
             let entry = peers.entry(index);
             let text = format!("{} is gone: {how}", entry.title());
-            let adrift = entry.life.as_ref().is_some_and(|l| l.adrift.is_some());
+            let adrift = entry.life.as_ref().is_some_and(|l| l.silence.adrift().is_some());
             self.part(&mut peers, index, &Error::new(Status::Disconnected, text), adrift);
         }
     }

@@ -11,6 +11,7 @@ use super::log;
 use super::offer::{JoinPart, RailOffer};
 use super::peers::Peers;
 use super::raise::Raise;
+use super::silence::Silence;
 use crate::engine::peer::{Link, SELF};
 use crate::status::Status;
 
@@ -62,8 +63,9 @@ impl Control {
         }
         let now = Instant::now();
         entry.backoff.lost(now);
-        if let Some(life) = entry.life.as_mut().filter(|_| core.rails(index) == 0) {
-            life.adrift.get_or_insert(now);
+        if let Some(life) = &mut entry.life {
+            let asked = self.shared.config.keepalive_ms != 0;
+            life.silence.lost(now, core.rails(index) != 0, asked);
         }
         peers.collect_graves(core);
     }
@@ -139,7 +141,7 @@ impl Control {
         let mut gone = Vec::new();
         for (index, entry) in peers.entries.iter().enumerate() {
             let Some(life) = &entry.life else { continue };
-            let Some(since) = life.adrift else { continue };
+            let Some(since) = life.silence.adrift() else { continue };
             let how = if life.id.is_none() {
                 "its last rail broke, and its build takes no rails later".to_owned()
             } else if now.duration_since(since) >= limit {
@@ -175,7 +177,7 @@ impl Control {
         let mut wake = |t: Instant| alarm = Some(alarm.map_or(t, |a| a.min(t)));
         for index in 1..peers.entries.len() as u32 {
             let entry = peers.entry(index);
-            if let Some(since) = entry.life.as_ref().and_then(|l| l.adrift) {
+            if let Some(since) = entry.life.as_ref().and_then(|l| l.silence.adrift()) {
                 // Whoever has nothing left must not wait for longer than it may live.
                 entry.backoff.hurry(now, self.peer_timeout() / 4);
                 wake((since + self.peer_timeout()).max(now));
@@ -336,7 +338,7 @@ impl Control {
         core.kick(index);
         let entry = peers.entry(index);
         if let Some(life) = &mut entry.life {
-            life.adrift = None;
+            life.silence = Silence::default();
         }
         (entry.joining, entry.lament) = (false, None);
         entry.route.clear();

@@ -25,6 +25,7 @@ mod rails;
 mod raise;
 mod rows;
 mod shared;
+mod silence;
 mod stall;
 mod stats;
 mod sys;

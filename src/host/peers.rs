@@ -22,6 +22,7 @@ use super::rails::Rails;
 use super::raise::Mail;
 use super::rows::Rows;
 use super::shared::Core;
+use super::silence::Silence;
 use super::tell::{Event, EventKind, Teller, NO_LANE};
 use crate::engine::peer::{Link, PeerState, SELF};
 use crate::nic::any::AnyLink;
@@ -48,8 +49,8 @@ pub(super) struct Life {
     pub(super) next_id: u32,
     /// Id of the last rail of each lane, up or not.
     pub(super) ids: [Option<u32>; MAX_RAILS],
-    /// Since when it has no rail.
-    pub(super) adrift: Option<Instant>,
+    /// Since when its rails show no sign of life.
+    pub(super) silence: Silence,
     /// Part of a number that has come over the connection.
     pub(super) part: Vec<u8>,
 }
@@ -130,7 +131,7 @@ impl Entry {
     /// without a rail is in doubt, and then the other side's word counts.
     pub(super) fn is_left(&self) -> bool {
         let life = self.life.as_ref().filter(|l| l.id.is_some());
-        life.is_some_and(|l| !l.ours || l.adrift.is_some())
+        life.is_some_and(|l| !l.ours || l.silence.adrift().is_some())
     }
 }
 
@@ -312,6 +313,12 @@ impl Peers {
     pub(super) fn message_lanes(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let entries = self.entries.iter().enumerate();
         entries.flat_map(|(i, e)| e.mails.iter().map(move |l| (i as u32, l.mail.lane)))
+    }
+
+    /// Peers of whose rails some were lost, and since when none showed that it works.
+    pub(super) fn doubts(&self) -> impl Iterator<Item = (u32, Instant)> + '_ {
+        let entries = self.entries.iter().enumerate();
+        entries.filter_map(|(i, e)| Some((i as u32, e.life.as_ref()?.silence.doubt()?)))
     }
 
     /// True while somebody is to be dialled, or expected to dial.

@@ -31,6 +31,8 @@ const PORTS: Duration = Duration::from_millis(500);
 struct Watched {
     progress: Progress,
     pulse: Pulse,
+    /// The doubt for whose sake it was asked last.
+    doubt: Option<Instant>,
 }
 
 pub(super) struct Watch {
@@ -46,6 +48,10 @@ pub(super) struct Watch {
     told: Vec<(u64, u32)>,
     gap: Gap,
     next: Option<Instant>,
+    /// When the rails were looked at last.
+    looked: Option<Instant>,
+    /// By peer: since when its rails are in doubt, as another one was lost.
+    doubts: HashMap<u32, Instant>,
 }
 
 impl Watch {
@@ -65,6 +71,8 @@ impl Watch {
             told: vec![(0, 0); shared.core.limits().peers as usize],
             gap: Gap::new(),
             next: None,
+            looked: None,
+            doubts: HashMap::new(),
         }
     }
 
@@ -72,6 +80,7 @@ impl Watch {
     pub(super) fn pause(&mut self, shared: &Shared, messages: bool) -> Duration {
         let (limit, least) = (limit(shared), Duration::from_millis(5));
         let busy = shared.core.transfers_used() > 0 || self.ports.is_worried();
+        let busy = busy || !self.doubts.is_empty();
         let pause = if busy || self.links.is_pending() {
             (limit / 8).clamp(least, Duration::from_millis(125))
         } else if messages {
@@ -146,6 +155,10 @@ impl Watch {
             pace.see(now, lane.outstanding.load(Ordering::Relaxed), done);
         }
         self.rails.retain(|(lane, peer), _| core.rails(*peer) & (1 << lane) != 0);
+        self.doubts.clear();
+        self.doubts.extend(shared.peers().doubts());
+        let before = self.looked.replace(now);
+        let mut signs = Vec::new();
         for peer in 1..core.limits().peers {
             let up = core.rails(peer);
             for lane in (0..shared.nics()).filter(|l| up & (1 << l) != 0) {
@@ -155,6 +168,19 @@ impl Watch {
                     core.fail_rail(lane, peer);
                     self.rails.remove(&(lane, peer));
                 }
+                let watched = self.rails.get_mut(&(lane, peer));
+                let alive = watched.is_some_and(|w| w.progress.take() | w.pulse.take());
+                if alive && self.doubts.contains_key(&peer) {
+                    signs.push(peer);
+                }
+            }
+        }
+        // Seen now, so it happened since the look before.
+        let Some(before) = before.filter(|_| !signs.is_empty()) else { return };
+        let mut peers = shared.peers();
+        for peer in signs {
+            if let Some(life) = &mut peers.entry(peer).life {
+                life.silence.sign(before);
             }
         }
     }
@@ -166,6 +192,10 @@ impl Watch {
         let pace = self.pace.get(lane as usize)?;
         let busy = || core.lanes()[lane as usize].outstanding.load(Ordering::Relaxed);
         let watched = self.rails.entry(key).or_default();
+        let doubt = self.doubts.get(&peer).copied();
+        if doubt.is_some() && core::mem::replace(&mut watched.doubt, doubt) != doubt {
+            watched.pulse.hurry();
+        }
         let mut oldest = core.oldest(lane, peer);
         let mut wait = pace.limit(least, busy());
         if watched.progress.is_late(now, oldest, wait) {
@@ -193,8 +223,10 @@ impl Watch {
         }
         let state = (oldest.is_none(), asking == Asked::Waits);
         // Twice the limit: no work waits for the answer, and a peer may be busy on our account.
-        // Work that is posted meanwhile has its own clock.
-        let wait = 2 * wait;
+        // Work that is posted meanwhile has its own clock. Where another rail was lost, its work
+        // may come here next.
+        let times = if watched.pulse.is_hurried() { 1 } else { 2 };
+        let wait = times * wait;
         match watched.pulse.look(now, state, keepalive(shared), wait) {
             _ if asking == Asked::Failed => {
                 return Some("the peer's NIC does not answer (keepalive_ms)".into());
@@ -211,7 +243,8 @@ impl Watch {
             }
             Care::Late => {
                 return Some(format!(
-                    "the peer's NIC does not answer for {} ms (2 * rail_timeout_ms; keepalive_ms)",
+                    "the peer's NIC does not answer for {} ms ({times} * rail_timeout_ms; \
+                     keepalive_ms)",
                     wait.as_millis()
                 ));
             }

@@ -176,9 +176,10 @@ impl Fleet {
             }
             rails.push(rail);
         }
+        let windows = [1, 0].map(|far| self.core(p, far).first_window(self.slot(p, far)));
         for (side, links) in links.into_iter().enumerate() {
             let (slot, other) = (self.slot(p, side), self.core(p, 1 - side));
-            let window = other.limits().window();
+            let window = windows[side];
             self.core(p, side).attach(slot, links, other.name(), window, &[]);
         }
         let pair = &mut self.pairs[p];

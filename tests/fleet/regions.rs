@@ -11,9 +11,6 @@ pub struct Import {
 
 /// Ticks that a deregistration may take before rails are closed for it.
 const PATIENCE: u64 = 60;
-/// Ticks more for transfers that do not use the region, but were cancelled and are in flight: they
-/// end at the latest when the watchdog finds their rail.
-const OTHERS: u64 = 700;
 
 impl Fleet {
     /// Registers a region of an engine.
@@ -89,11 +86,11 @@ impl Fleet {
                 let (slot, generation) = (view.slot, view.generation);
                 let region = RegionRef { slot, generation, remote: false };
                 if now > since + PATIENCE {
-                    core.evict_ending();
+                    core.evict_users(region);
                 }
                 match core.quiesce(region) {
                     Ok(()) => done.push((at, view)),
-                    Err(_) if now <= since + PATIENCE + OTHERS => {}
+                    Err(_) if now <= since + PATIENCE => {}
                     Err(s) => return Err(format!("engine {e} cannot deregister: {s:?}")),
                 }
             }

@@ -237,8 +237,9 @@ impl World {
             let (sa, sb) = (World::slot(a, b), World::slot(b, a));
             let (la, lb) = self.fabric.pipe((a as u32, sa), (b as u32, sb)).expect("a pipe");
             let (ea, eb) = (&self.engines[a], &self.engines[b]);
-            ea.attach(sa, [(NO_LANE, 0, la)], eb.name(), eb.limits().window(), &[]);
-            eb.attach(sb, [(NO_LANE, 0, lb)], ea.name(), ea.limits().window(), &[]);
+            let (wa, wb) = (ea.first_window(sa), eb.first_window(sb));
+            ea.attach(sa, [(NO_LANE, 0, la)], eb.name(), wb, &[]);
+            eb.attach(sb, [(NO_LANE, 0, lb)], ea.name(), wa, &[]);
         }
     }
 

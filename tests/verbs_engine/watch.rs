@@ -350,3 +350,83 @@ fn an_engine_without_peers_knows_its_links_too() {
     drop(side);
     fake.is_empty();
 }
+
+/// One side finds its links silent one after the other, and nobody tells it.
+fn one_by_one(keepalive_ms: u32) -> (Pair, Told) {
+    let (a, b) = (config("a", &nics([0, 1])), config("b", &nics([2, 3])));
+    let tune = |c, keepalive_ms| Config {
+        stripe_width: 1,
+        // A peer may be without rails for less than it takes to find one silent.
+        rail_timeout_ms: 1000,
+        peer_timeout_ms: 700,
+        keepalive_ms,
+        ..c
+    };
+    let pair = Pair::new(tune(a, keepalive_ms), tune(b, 0), MIB);
+    let told = Told::by(&pair.a);
+    (pair, told)
+}
+
+#[test]
+fn links_that_fall_silent_together_are_one_silence() {
+    let fake = alone!(4, &twins(2));
+    let (pair, told) = one_by_one(60_000);
+    fake.set("*.blackhole=1");
+    let one = [Piece { here: 0, there: 0, len: 1 }];
+    let e = pair.carry(Direction::Read, &one).unwrap_err();
+    assert_eq!(e.status, Status::Disconnected, "{e}");
+    let gone = told.awaits(EventKind::PeerGone, NO_LANE);
+    assert!(gone.text.contains("peer_timeout_ms"), "{gone:?}");
+    // When the second one is found, the time is over since the first was: it is not told apart.
+    assert_eq!(told.news().len(), 2, "{:?}", told.news());
+    assert_eq!(told.news()[0].0, EventKind::RailDown);
+    fake.set("*.blackhole=0");
+    drop(pair);
+    fake.is_empty();
+}
+
+#[test]
+fn a_rail_that_answers_after_another_was_lost_ends_the_silence() {
+    let fake = alone!(4, &twins(2));
+    listen();
+    let (pair, told) = one_by_one(60_000);
+    let one = [Piece { here: 0, there: 0, len: 1 }];
+    fake.set("fake0.blackhole=1;fake2.blackhole=1");
+    let asked = fake.get("wr_write");
+    assert_eq!(pair.carry(Direction::Read, &one), Ok(Status::Ok));
+    told.awaits(EventKind::RailDown, 0);
+    // The other one is asked at once, and by that or its work is not in doubt any more.
+    wait(|| fake.get("wr_write") > asked, || "nobody is asked".into());
+    pass();
+    fake.set("*.blackhole=1");
+    let e = pair.carry(Direction::Read, &one).unwrap_err();
+    assert_eq!(e.status, Status::Disconnected, "{e}");
+    told.awaits(EventKind::PeerGone, NO_LANE);
+    let rails = [(EventKind::RailDown, 0), (EventKind::RailDown, 1)];
+    assert_eq!(told.news(), [rails[0], rails[1], (EventKind::PeerGone, NO_LANE)]);
+    fake.set("*.blackhole=0");
+    drop(pair);
+    fake.is_empty();
+}
+
+#[test]
+fn idle_rails_are_asked_at_once_when_another_was_lost() {
+    let fake = alone!(6, &twins(3));
+    listen();
+    let (a, b) = (config("a", &nics(0..3)), config("b", &nics(3..6)));
+    let tune =
+        |c, keepalive_ms| Config { stripe_width: 1, rail_timeout_ms: LIMIT, keepalive_ms, ..c };
+    // The other side asks nobody, so it does not find it first.
+    let pair = Pair::new(tune(a, 60_000), tune(b, 0), MIB);
+    let told = Told::by(&pair.a);
+    // The first carries the work, the second after it; the third is idle.
+    fake.set("fake0.blackhole=1;fake2.blackhole=1");
+    let one = [Piece { here: 0, there: 0, len: 1 }];
+    assert_eq!(pair.carry(Direction::Read, &one), Ok(Status::Ok));
+    told.awaits(EventKind::RailDown, 2);
+    assert_eq!(told.news(), [(EventKind::RailDown, 0), (EventKind::RailDown, 2)]);
+    assert!(said(&["rail 2", "does not answer for 300 ms (1 * rail_timeout_ms"]));
+    fake.set("*.blackhole=0");
+    drop(pair);
+    fake.is_empty();
+}

@@ -396,7 +396,7 @@ fn the_engines_messages_pass_whole_and_in_order() {
     rig.up(0, 0);
     let pools: [Pool<'static>; 2] = [0, 1].map(|_| Pool::new(&mut arena(4 << 20), 8000).unwrap());
     let mut links: [MailLink<'static>; 2] = [0, 1].map(|s| rig.post[s].link(0, 0));
-    let mut channels = [0, 1].map(|_| Channel::new((0, 1), b"peer", 200_000, 200_000));
+    let mut channels = [0, 1].map(|_| Channel::new(0, b"peer", 200_000, 200_000));
     let mut fifos = [Fifo::EMPTY; 2];
     let (mut sent, mut got) = ([0u32; 2], [0u32; 2]);
     let mut consumed = [0u64; 2];

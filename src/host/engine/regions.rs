@@ -94,7 +94,7 @@ impl Engine {
         let named = RegionRef { slot: view.slot, generation: view.generation, remote: false };
         let limit = Duration::from_millis(u64::from(shared.config.deregister_timeout_ms));
         let mut inside = None;
-        let drained = self.drain(region, limit, || {
+        let drained = self.drain((region, named), limit, || {
             let quiet = shared.core.quiesce(named).is_ok();
             inside = self.peer_inside(view.slot);
             quiet && inside.is_none()
@@ -153,7 +153,12 @@ impl Engine {
 
     /// Polls until `quiet`, at most `limit`; rails that keep something of it in flight are closed.
     /// A region that another call took out of limbo meanwhile has drained.
-    fn drain(&self, region: u64, limit: Duration, mut quiet: impl FnMut() -> bool) -> bool {
+    fn drain(
+        &self,
+        (region, named): (u64, RegionRef),
+        limit: Duration,
+        mut quiet: impl FnMut() -> bool,
+    ) -> bool {
         let core = &self.shared.core;
         let mut force = Force::within(limit);
         wait_until(limit, || {
@@ -161,7 +166,7 @@ impl Engine {
             if !drained {
                 core.poll();
                 core.forgive();
-                force.once(|| core.evict_ending());
+                force.once(|| core.evict_users(named));
             }
             drained
         })
@@ -267,7 +272,7 @@ impl Engine {
         drop(limbo);
         let named = RegionRef { slot: view.slot, generation: view.generation, remote: true };
         let limit = Duration::from_millis(u64::from(shared.config.release_timeout_ms));
-        if self.drain(region, limit, || shared.core.quiesce(named).is_ok()) {
+        if self.drain((region, named), limit, || shared.core.quiesce(named).is_ok()) {
             if let Some(view) = self.limbo().remove(&region) {
                 shared.core.remote.free(view);
                 // SAFETY: I3: freed just now.

@@ -83,6 +83,8 @@ impl Pace {
 pub(super) struct Progress {
     /// The oldest work in flight, and since when it is the oldest.
     oldest: Option<(u32, Instant)>,
+    /// Work got done since the last [`Progress::take`].
+    moved: bool,
 }
 
 impl Progress {
@@ -93,10 +95,16 @@ impl Progress {
                 now.saturating_duration_since(since) >= limit
             }
             _ => {
+                self.moved |= self.oldest.is_some();
                 self.oldest = oldest.map(|n| (n, now));
                 false
             }
         }
+    }
+
+    /// True when work got done since the last call, as far as the looks between saw.
+    pub(super) fn take(&mut self) -> bool {
+        core::mem::take(&mut self.moved)
     }
 
     /// Starts the clock anew.
@@ -122,6 +130,10 @@ pub(super) struct Pulse {
     quiet: Option<Instant>,
     /// When it was asked.
     asked: Option<Instant>,
+    /// It is to be asked as soon as nothing is in flight.
+    hurried: bool,
+    /// It answered since the last [`Pulse::take`].
+    answered: bool,
 }
 
 impl Pulse {
@@ -139,12 +151,16 @@ impl Pulse {
             let late = now.saturating_duration_since(asked) >= limit;
             return if late { Care::Late } else { Care::Nothing };
         }
-        if self.asked.take().is_some() || !idle {
+        let answered = self.asked.take().is_some();
+        if answered || !idle {
             // It answered; or it works, and the watchdog looks after it.
             self.quiet = Some(now);
+            self.answered |= answered;
+            self.hurried &= !answered;
         }
         let quiet = *self.quiet.get_or_insert(now);
-        if every.is_zero() || now.saturating_duration_since(quiet) < every {
+        let due = idle && (self.hurried || now.saturating_duration_since(quiet) >= every);
+        if every.is_zero() || !due {
             return Care::Nothing;
         }
         self.asked = Some(now);
@@ -154,6 +170,21 @@ impl Pulse {
     /// True when an answer is awaited, as far as is known.
     pub(super) fn is_asking(&self) -> bool {
         self.asked.is_some()
+    }
+
+    /// Another rail to the peer was lost: is this one any better?
+    pub(super) fn hurry(&mut self) {
+        self.hurried = true;
+    }
+
+    /// True from [`Pulse::hurry`] until it answered.
+    pub(super) fn is_hurried(&self) -> bool {
+        self.hurried
+    }
+
+    /// True when it answered since the last call.
+    pub(super) fn take(&mut self) -> bool {
+        core::mem::take(&mut self.answered)
     }
 
     /// The question could not be asked now.

@@ -149,6 +149,35 @@ fn an_idle_rail_is_asked_now_and_then_and_must_answer() {
 }
 
 #[test]
+fn a_rail_in_doubt_is_asked_as_soon_as_it_is_idle_until_it_answers() {
+    let (start, mut pulse) = (Instant::now(), Pulse::default());
+    let look = |at, p: &mut Pulse, state| p.look(start + ms(at), state, ms(60_000), LEAST);
+    assert_eq!(look(0, &mut pulse, (true, false)), Care::Nothing);
+    pulse.hurry();
+    assert_eq!(look(100, &mut pulse, (false, false)), Care::Nothing, "work has its own clock");
+    assert_eq!(look(200, &mut pulse, (true, false)), Care::Ask);
+    pulse.unasked();
+    assert_eq!(look(300, &mut pulse, (true, false)), Care::Ask);
+    assert_eq!((pulse.is_hurried(), pulse.take()), (true, false));
+    assert_eq!(look(799, &mut pulse, (true, true)), Care::Nothing);
+    assert_eq!(look(800, &mut pulse, (true, false)), Care::Nothing);
+    assert_eq!((pulse.is_hurried(), pulse.take(), pulse.take()), (false, true, false));
+    assert_eq!(look(60_799, &mut pulse, (true, false)), Care::Nothing);
+    assert_eq!(look(60_800, &mut pulse, (true, false)), Care::Ask);
+}
+
+#[test]
+fn only_work_that_got_done_counts_as_progress() {
+    let (start, mut progress) = (Instant::now(), Progress::default());
+    let mut look = |at, oldest| {
+        progress.is_late(start + ms(at), oldest, LEAST);
+        progress.take()
+    };
+    assert!(!look(0, None) && !look(100, Some(1)) && !look(200, Some(1)));
+    assert!(look(300, Some(2)) && !look(400, Some(2)) && look(500, None) && !look(600, None));
+}
+
+#[test]
 fn work_is_a_sign_of_life() {
     let (start, mut pulse) = (Instant::now(), Pulse::default());
     let mut look = |at, idle| pulse.look(start + ms(at), (idle, false), ms(1000), LEAST);
