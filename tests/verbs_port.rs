@@ -239,7 +239,7 @@ fn each_error_is_the_memorys_or_the_rails_and_names_its_first_op() {
     use WrStatus::{LocalAccess, RailError, RemoteAccess};
     for status in 1..=23 {
         let class = match status {
-            IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_QP_OP_ERR | IBV_WC_LOC_PROT_ERR => LocalAccess,
+            IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_PROT_ERR => LocalAccess,
             IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_OP_ERR => RemoteAccess,
             _ => RailError,
         };

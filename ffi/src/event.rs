@@ -9,26 +9,11 @@ use kvrail_core::status::Status;
 
 use crate::barrier::guard;
 use crate::engine::{engine_here, kvr_engine};
-use crate::pointer::Out;
+use crate::pointer::{Context, Out};
 use crate::types::{kvr_event, kvr_event_cb, kvr_status};
 
 /// Bytes of an event's text, the NUL included; a longer one is cut.
 const TEXT: usize = 512;
-
-/// The caller's context, which the engine's control thread may use.
-struct Context(*mut c_void);
-
-// SAFETY: F8: kvr_set_event_fn() asks for a context that the control thread may use.
-unsafe impl Send for Context {}
-// SAFETY: F8: as above; one thread uses it at a time.
-unsafe impl Sync for Context {}
-
-impl Context {
-    // A method, so that a closure captures the whole struct and with it Send and Sync.
-    fn get(&self) -> *mut c_void {
-        self.0
-    }
-}
 
 fn to_c(event: &Event, text: &[c_char; TEXT]) -> kvr_event {
     kvr_event {

@@ -6,22 +6,8 @@ use kvrail_core::host::log::{set_callback, Level};
 use kvrail_core::status::Status;
 
 use crate::barrier::guard;
+use crate::pointer::Context;
 use crate::types::{kvr_log_cb, kvr_status};
-
-/// The caller's context, which the caller lets any thread use.
-struct Context(*mut c_void);
-
-// SAFETY: F8: kvr_log_set() asks for a context that any thread may use, several at a time.
-unsafe impl Send for Context {}
-// SAFETY: F8, as above.
-unsafe impl Sync for Context {}
-
-impl Context {
-    // A method, so that a closure captures the whole struct and with it Send and Sync.
-    fn get(&self) -> *mut c_void {
-        self.0
-    }
-}
 
 /// Sends the library's log lines to `cb`, for the whole process. NULL: back to standard error. The
 /// level comes from KVRAIL_LOG (error, warn, info, debug, trace; default warn).

@@ -281,3 +281,19 @@ pub(crate) unsafe fn write_versioned<T: Versioned>(
     }
     Ok(Status::Ok)
 }
+
+/// The caller's context of a callback, which the caller lets other threads use.
+pub(crate) struct Context(pub(crate) *mut c_void);
+
+// SAFETY: F8: what takes a callback asks for a context that its threads may use: any thread for
+// the log, the control thread for events.
+unsafe impl Send for Context {}
+// SAFETY: F8: as above, several at a time for the log.
+unsafe impl Sync for Context {}
+
+impl Context {
+    // A method, so that a closure captures the whole struct and with it Send and Sync.
+    pub(crate) fn get(&self) -> *mut c_void {
+        self.0
+    }
+}

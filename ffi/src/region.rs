@@ -14,7 +14,8 @@ use crate::types::{kvr_peer, kvr_region, kvr_status, KVR_DEREGISTER_CANCEL};
 /// Ownership: the memory stays the caller's and must stay mapped until kvr_region_deregister()
 /// returned KVR_OK.
 /// Errors: KVR_ERR_INVALID for an empty or wrapping range; KVR_ERR_UNSUPPORTED for the kind of
-/// memory; KVR_ERR_CAPACITY at `max_regions`.
+/// memory; KVR_ERR_CAPACITY at `max_regions`; KVR_ERR_OS when a NIC refused it (the text says which
+/// and why), KVR_ERR_NO_RAIL when every NIC has failed. After an error nothing stays registered.
 ///
 /// # Safety
 /// `e` lives; `out` is writable; the range is the caller's memory, and peers may read and write it.

@@ -263,9 +263,8 @@ fn bad(source: &str, value: &str, allowed: &str) -> Error {
     Error::new(
         Status::Config,
         format!(
-            "parameter `{source}`: `{}` is not allowed; allowed: {allowed}; {}",
-            shown(value.as_bytes(), 64),
-            known()
+            "parameter `{source}`: `{}` is not allowed; allowed: {allowed}",
+            shown(value.as_bytes(), 64)
         ),
     )
 }

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddrV4, TcpStream};
 use std::time::Instant;
 
 use super::control::tune;
@@ -28,6 +28,8 @@ pub(super) enum Role {
 pub(super) struct Conn {
     pub(super) socket: TcpStream,
     machine: Machine,
+    /// What was dialled. A socket that was refused does not know it.
+    dialled: Option<SocketAddrV4>,
     out: Vec<u8>,
     /// It must be done by then.
     pub(super) until: Instant,
@@ -75,7 +77,7 @@ impl Conn {
     }
 
     pub(super) fn dialled(
-        socket: TcpStream,
+        (socket, addr): (TcpStream, SocketAddrV4),
         params: DialerParams,
         until: Instant,
         peer: (u32, u32),
@@ -83,6 +85,7 @@ impl Conn {
         let mut dialer = Dialer::new(params);
         let hello = dialer.start()?;
         let mut conn = Conn::new(socket, Machine::Dialer(dialer), until, Some(peer));
+        conn.dialled = Some(addr);
         conn.queue(&hello);
         Ok(conn)
     }
@@ -93,6 +96,7 @@ impl Conn {
         Conn {
             socket,
             machine,
+            dialled: None,
             out: Vec::new(),
             until,
             answer: until,
@@ -204,11 +208,57 @@ impl Conn {
             Role::Dialer => Status::Unreachable,
             Role::Acceptor => Status::Disconnected,
         };
-        let at = self.socket.peer_addr().map_or_else(|_| "its address".into(), |a| a.to_string());
-        Error::new(status, format!("{at}: {e}"))
+        let at = match self.dialled {
+            Some(addr) => addr.to_string(),
+            None => self.socket.peer_addr().map_or_else(|_| "a caller".into(), |a| a.to_string()),
+        };
+        let hint = match (e.kind(), self.dialled) {
+            (ErrorKind::ConnectionRefused, _) => {
+                "; nobody listens there: is the peer running, and is its metadata of this run?"
+            }
+            (_, Some(_)) => "; check that the peer runs, and the route and firewalls between",
+            (_, None) => "",
+        };
+        Error::new(status, format!("{at}: {e}{hint}"))
     }
 }
 
 fn is_later(e: &std::io::Error) -> bool {
     matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NotConnected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sys;
+    use super::*;
+
+    #[test]
+    fn a_refused_dial_names_its_address_and_what_to_do() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let std::net::SocketAddr::V4(addr) = listener.local_addr().unwrap() else { panic!() };
+        drop(listener);
+        let params = DialerParams {
+            name: b"a".to_vec(),
+            incarnation: [1; 16],
+            wanted: Default::default(),
+            secret: Default::default(),
+            attempt: 1,
+            nonce: sys::random().unwrap(),
+            offer: Vec::new(),
+            version: super::super::handshake::WIRE,
+        };
+        let until = Instant::now() + Duration::from_secs(30);
+        let socket = sys::connect(addr).unwrap();
+        let mut conn = Conn::dialled((socket, addr), params, until, (1, 1)).unwrap();
+        let e = loop {
+            match conn.flush() {
+                Err(e) => break e,
+                Ok(()) => assert!(Instant::now() < until, "the dial hangs"),
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(e.status, Status::Unreachable);
+        let want = [addr.to_string(), "nobody listens there: is the peer running".into()];
+        assert!(want.iter().all(|w| e.message.contains(w)), "{e}");
+    }
 }

@@ -91,7 +91,7 @@ impl Control {
             match sys::connect(addr) {
                 Ok(socket) => {
                     let now = Instant::now();
-                    let mut conn = Conn::dialled(socket, params, now + limit, peer)?;
+                    let mut conn = Conn::dialled((socket, addr), params, now + limit, peer)?;
                     // Those that are left want their time too.
                     conn.answer = now + limit / (entry.route.len() as u32 + 1);
                     return Ok(conn);

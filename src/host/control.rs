@@ -322,9 +322,13 @@ pub(super) fn listen(ip: core::net::Ipv4Addr, ports: (u16, u16)) -> Result<(TcpL
             Err(e) => last = Some(e),
         }
     }
+    let range = match ports {
+        (0, 0) => "any port".to_owned(),
+        _ => format!("port {low} to {high}"),
+    };
     let why = last.map_or_else(|| "the range is empty".to_owned(), |e| e.to_string());
     let text = format!(
-        "cannot listen on {ip}, port {low} to {high}: {why}. Choose another listen_ip or port \
+        "cannot listen on {ip}, {range}: {why}. Choose another listen_ip or port \
          (KVRAIL_LISTEN_IP, KVRAIL_PORT; port 0 takes any)"
     );
     Err(Error::new(Status::Os, text))
@@ -335,4 +339,19 @@ pub(super) fn tune(socket: &TcpStream) {
     // Without it a message waits for the acknowledgement of the one before. Failure only costs
     // time.
     let _ = socket.set_nodelay(true);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_that_fails_names_its_ports_as_they_were_given() {
+        // An address for documentation, which no host has.
+        let ip = core::net::Ipv4Addr::new(192, 0, 2, 1);
+        let any = listen(ip, (0, 0)).unwrap_err().message;
+        assert!(any.contains("on 192.0.2.1, any port: ") && !any.contains("0 to 0"), "{any}");
+        let some = listen(ip, (7000, 7001)).unwrap_err().message;
+        assert!(some.contains("on 192.0.2.1, port 7000 to 7001: "), "{some}");
+    }
 }

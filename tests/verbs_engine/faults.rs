@@ -83,16 +83,16 @@ fn a_post_that_is_refused_breaks_its_rail_only() {
 }
 
 /// Statuses that blame memory, and whom the engine blames.
-const BLAMED: [(&str, Status); 6] = [
+const BLAMED: [(&str, Status); 5] = [
     ("LOC_LEN_ERR", Status::LocalAccess),
-    ("LOC_QP_OP_ERR", Status::LocalAccess),
     ("LOC_PROT_ERR", Status::LocalAccess),
     ("REM_INV_REQ_ERR", Status::RemoteAccess),
     ("REM_ACCESS_ERR", Status::RemoteAccess),
     ("REM_OP_ERR", Status::RemoteAccess),
 ];
 /// Statuses that blame nobody's memory: the rail is of no use.
-const RAIL: [&str; 9] = [
+const RAIL: [&str; 10] = [
+    "LOC_QP_OP_ERR",
     "WR_FLUSH_ERR",
     "MW_BIND_ERR",
     "BAD_RESP_ERR",

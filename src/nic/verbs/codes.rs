@@ -39,10 +39,11 @@ pub(super) const fn split(id: u64) -> (u16, u32, u32) {
 /// Whose fault an error is. What is nobody's memory is the rail's, and may be repeated elsewhere.
 pub(super) const fn classify(status: ibv_wc_status) -> WrStatus {
     match status {
-        IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_QP_OP_ERR | IBV_WC_LOC_PROT_ERR => WrStatus::LocalAccess,
+        IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_PROT_ERR => WrStatus::LocalAccess,
         IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_OP_ERR => {
             WrStatus::RemoteAccess
         }
+        // Among them LOC_QP_OP_ERR: the queue pair is inconsistent, whatever memory was named.
         _ => WrStatus::RailError,
     }
 }
