@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -100,7 +101,7 @@ class Rig:
     def counted(self, command, collect):
         """What callgrind saw inside the functions that `collect` names."""
         out = self.folder / "callgrind.out"
-        wrap = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--dump-line=yes",
+        wrap = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--dump-instr=yes",
                 "--compress-strings=no", "--compress-pos=no", "--collect-systime=yes",
                 "--fair-sched=try", f"--toggle-collect={collect}"]
         run(wrap + command, self.env)
@@ -112,6 +113,11 @@ class Rig:
         """What `rounds` rounds more of a command cost."""
         short = self.counted(command(1), collect)
         return self.counted(command(1 + rounds), collect).minus(short)
+
+
+def null_part(lines):
+    """What was spent inside the null NIC."""
+    return sum(c for (path, *_), c in lines.items() if path.startswith("tests/fakeverbs"))
 
 
 def rounds_of(descs):
@@ -135,19 +141,21 @@ def measure(rig, name, args):
         order=order, instructions=dict(each, sum=sum(each.values())),
         ns=dict(zip(counts.PHASES, (ns / descs for ns in timed["ns"]))),
         raw_ns=raw["ns"], rail_bytes=timed["rail_bytes"],
-        bells=counts.calls_of(seen, "fv_post_send") / rounds,
-        signals=counts.calls_of(seen, "fv_cq_put") / rounds,
-        cq_polls=counts.calls_of(seen, "fv_poll_cq") / rounds,
-        allocations=counts.calls_of(seen, *names) / rounds,
+        bells=seen.calls("fv_post_send") / rounds,
+        signals=seen.calls("fv_cq_put") / rounds,
+        cq_polls=seen.calls("fv_poll_cq") / rounds,
+        allocations=seen.calls(*names) / rounds,
         system_calls={p: seen.phases[p, "sysCount"] / rounds for p in counts.PHASES},
     )
     figures["ns"]["sum"] = sum(figures["ns"].values())
     figures["ratio"] = figures["ns"]["sum"] / raw["ns"]
-    functions = counts.by_function(seen, REPOSITORY)
-    figures["null_nic"] = sum(c for (f, _), c in functions.items()
-                              if f.startswith("tests/fakeverbs")) / all_descs
-    figures["functions"] = [(f, n, c / all_descs) for (f, n), c in functions.most_common(60)]
-    figures["lines"] = [(f, n, c / all_descs) for (f, n), c in seen.lines.most_common(args.lines)]
+    lines = counts.by_source(seen, REPOSITORY)
+    figures["null_nic"] = null_part(lines) / all_descs
+    functions = Counter()
+    for (path, function, _), cost in lines.items():
+        functions[path, function] += cost
+    figures["functions"] = [(*key, c / all_descs) for key, c in functions.most_common(60)]
+    figures["lines"] = [(*key, c / all_descs) for key, c in lines.most_common(args.lines)]
     return figures
 
 
@@ -156,8 +164,7 @@ def raw_loop(rig, op, chain, signal_all):
     base = [str(rig.raw), "10000", str(chain), str(signal_all)]
     seen = rig.difference(lambda n: [*base, str(n), op], 4, "round_of")
     ns = json.loads(run([*base, "200", op], rig.env))["ns"]
-    functions = counts.by_function(seen, REPOSITORY)
-    null = sum(c for (f, _), c in functions.items() if f.startswith("tests/fakeverbs"))
+    null = null_part(counts.by_source(seen, REPOSITORY))
     return dict(op=op, chain=chain, signal_all=signal_all, ns=ns,
                 instructions=seen.total["Ir"] / 40_000, null_nic=null / 40_000)
 
@@ -189,8 +196,8 @@ def show(raws, results, args):
             print(f"{cost:8.2f}  {path}:{name}")
     for f in results if args.lines else ():
         print(f"\n{f['case']}: instructions a descriptor by line")
-        for path, line, cost in f["lines"]:
-            print(f"{cost:8.2f}  {path}:{line}")
+        for path, name, line, cost in f["lines"]:
+            print(f"{cost:8.2f}  {path}:{line} {name}")
 
 
 def main():

@@ -1,17 +1,17 @@
 """Reads what callgrind wrote: instructions by phase, by function and by line of source.
 
 Callgrind was run with names and positions in full (--compress-strings=no --compress-pos=no) and
-with --dump-line=yes, so each cost line stands alone. A line's file is the one that it was written
-in, so what the compiler inlined is counted where it is written.
+with --dump-instr=yes, so each cost line stands alone and names the instruction. What the compiler
+inlined is counted where it is written: addr2line knows the chain of inlined calls, and the
+innermost that is the project's own gets the cost.
 """
 
 import re
-from collections import Counter
+import subprocess
+from collections import Counter, defaultdict
 from pathlib import Path
 
 PHASES = ("prepare", "post", "poll", "release")
-RUST_FN = re.compile(r"^\s*(?:pub(?:\([^)]*\))? )?(?:const |unsafe |extern \"C\" )*fn (\w+)")
-
 
 class Counts:
     """One run, or the difference of two."""
@@ -19,17 +19,23 @@ class Counts:
     def __init__(self):
         self.total = Counter()  # event -> count, of all that was collected
         self.phases = Counter()  # (phase, event) -> count, callees included
-        self.lines = Counter()  # (file, line) -> instructions
-        self.calls = Counter()  # function -> calls
+        self.places = Counter()  # (object, address) -> instructions
+        self.entries = {}  # function -> its lowest (object, address): where it begins
 
     def minus(self, other):
         """What a longer run did more than a shorter one."""
         out = Counts()
-        for name in ("total", "phases", "lines", "calls"):
+        for name in ("total", "phases", "places"):
             mine = getattr(self, name).copy()
             mine.subtract(getattr(other, name))
             setattr(out, name, mine)
+        out.entries = other.entries | self.entries
         return out
+
+    def calls(self, *names):
+        """How often functions of these names were entered: their first instruction says it.
+        Callgrind's own figures of calls also count those outside what is collected."""
+        return sum(self.places[self.entries[name]] for name in names if name in self.entries)
 
 
 def phase_of(function):
@@ -39,70 +45,64 @@ def phase_of(function):
 
 def read(path):
     """The counts in one file of callgrind's."""
-    out, events, source, function, called = Counts(), [], "", "", None
+    out, events, binary, function, called = Counts(), [], "", "", None
     for text in Path(path).read_text(errors="replace").splitlines():
         head, equals, value = text.partition("=")
         if text.startswith("events:"):
             events = text.split()[1:]
-        elif equals and head in ("fl", "fi", "fe"):
-            source = value
+        elif equals and head == "ob":
+            binary = value
         elif equals and head == "fn":
             function = value
         elif equals and head == "cfn":
             called = value
         elif equals and head == "calls":
-            out.calls[called] += int(value.split()[0])
-        elif text[:1].isdigit():
-            line, *costs = (int(number) for number in text.split())
-            costs = dict(zip(events, costs))
+            continue
+        elif text.startswith("0x"):
+            address, _, *costs = text.split()
+            costs = dict(zip(events, map(int, costs)))
             phase = phase_of(function)
             if phase:
                 for event, cost in costs.items():
                     out.phases[phase, event] += cost
             if called is None:
                 out.total.update(costs)
-                out.lines[source, line] += costs.get("Ir", 0)
+                place = binary, int(address, 16)
+                out.places[place] += costs.get("Ir", 0)
+                out.entries[function] = min(out.entries.get(function, place), place)
             called = None
     return out
 
 
-class Functions:
-    """Names the function that a line of Rust is written in."""
-
-    def __init__(self):
-        self.files = {}
-
-    def starts(self, path):
-        if path not in self.files:
-            try:
-                lines = Path(path).read_text(errors="replace").splitlines()
-            except OSError:
-                lines = []
-            found = ((i, RUST_FN.match(line)) for i, line in enumerate(lines, 1))
-            self.files[path] = [(i, match.group(1)) for i, match in found if match]
-        return self.files[path]
-
-    def name(self, path, line):
-        before = [name for start, name in self.starts(path) if start <= line]
-        return before[-1] if before else "?"
+def frames(binary, addresses):
+    """The chain of calls at each address, innermost first: (function, file, line)."""
+    command = ["addr2line", "-a", "-i", "-f", "-C", "-e", binary]
+    given = "\n".join(map(hex, addresses))
+    text = subprocess.run(command, input=given, capture_output=True, text=True,
+                          check=True).stdout
+    out, lines = [], iter(text.splitlines())
+    for line in lines:
+        if line.startswith("0x"):
+            out.append([])
+            continue
+        path, _, number = next(lines).split(" ")[0].rpartition(":")
+        out[-1].append((line, path, number))
+    return dict(zip(addresses, out))
 
 
-def by_function(counts, root):
-    """(file, function) -> instructions; a file below `root` is named from there."""
-    functions, out = Functions(), Counter()
-    for (path, line), cost in counts.lines.items():
-        whole = Path(path) if Path(path).is_absolute() else Path(root, path)
-        short = whole.relative_to(root) if whole.is_relative_to(root) else shortened(path)
-        out[str(short), functions.name(str(whole), line)] += cost
+def by_source(counts, root):
+    """(file, function, line) -> instructions; a file below `root` is named from there."""
+    objects, out = defaultdict(list), Counter()
+    for binary, address in counts.places:
+        objects[binary].append(address)
+    for binary, addresses in objects.items():
+        known = frames(binary, addresses) if Path(binary).is_file() else {}
+        for address in addresses:
+            chain = known.get(address) or [("?", binary, "?")]
+            own = [f for f in chain if Path(f[1]).is_relative_to(root)]
+            name, path, line = (own or chain)[0]
+            short = Path(path).relative_to(root) if own else "/".join(Path(path).parts[-3:])
+            # Generic arguments and paths make names long; the last part says enough.
+            name = re.sub(r"<.*>", "", name).split("::")[-1] or name
+            out[str(short), name, line] += counts.places[binary, address]
     return out
-
-
-def shortened(path):
-    """The end of the name of a file of the compiler's library or of libc."""
-    return "/".join(Path(path).parts[-3:])
-
-
-def calls_of(counts, *names):
-    """Calls of functions that end in one of these names."""
-    return sum(n for function, n in counts.calls.items()
-               if function and re.split(r"[:\s']", function)[0] in names)
