@@ -1,8 +1,9 @@
 //! One connection in its handshake: a non-blocking socket and a state machine.
 
+use core::net::SocketAddrV4;
 use core::time::Duration;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddrV4, TcpStream};
+use std::net::TcpStream;
 use std::time::Instant;
 
 use super::control::tune;
@@ -235,7 +236,7 @@ mod tests {
     #[test]
     fn a_refused_dial_names_its_address_and_what_to_do() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let std::net::SocketAddr::V4(addr) = listener.local_addr().unwrap() else { panic!() };
+        let core::net::SocketAddr::V4(addr) = listener.local_addr().unwrap() else { panic!() };
         drop(listener);
         let params = DialerParams {
             name: b"a".to_vec(),

@@ -203,3 +203,17 @@ fn a_rail_whose_queue_pairs_cannot_be_made_is_left_out() {
         }
     }
 }
+
+/// Whoever listens everywhere is found where its rails are.
+#[test]
+fn an_engine_that_listens_on_any_address_names_those_of_its_rails() {
+    let fake = alone!(2, "");
+    let c = Config { listen_ip: "0.0.0.0".into(), ..config("a", &nics(0..2)) };
+    let e = Engine::new(c).unwrap();
+    let all = e.info().listen;
+    let (first, second) = all.split_once(',').unwrap();
+    let port = first.strip_prefix("10.1.0.1:").unwrap();
+    assert_eq!(second, format!("10.1.1.1:{port}"), "{all}");
+    drop(e);
+    fake.is_empty();
+}

@@ -86,18 +86,19 @@ fn listen(shared: &Shared) -> Result<(Vec<TcpListener>, Vec<SocketAddrV4>)> {
             Error::new(Status::Config, text)
         })?),
     };
-    let ips: Vec<Ipv4Addr> = match (chosen, &shared.rails) {
-        (Some(ip), _) => vec![ip],
-        (None, Some(rails)) => rails.iter().map(|r| r.nic.ipv4).collect(),
-        (None, None) => vec![Ipv4Addr::LOCALHOST],
+    // Where peers find this engine, unless it is told.
+    let known: Vec<Ipv4Addr> = match &shared.rails {
+        Some(rails) => rails.iter().map(|r| r.nic.ipv4).collect(),
+        None => vec![Ipv4Addr::LOCALHOST],
     };
+    let ips = chosen.map_or_else(|| known.clone(), |ip| vec![ip]);
     let (mut listeners, mut addrs, mut failed) = (Vec::new(), Vec::new(), None);
     for ip in ips {
         match control::listen(ip, ports) {
             Ok((listener, port)) => {
-                let dialled = if ip.is_unspecified() { Ipv4Addr::LOCALHOST } else { ip };
                 listeners.push(listener);
-                addrs.push(SocketAddrV4::new(dialled, port));
+                let dialled = if ip.is_unspecified() { &known[..] } else { &[ip] };
+                addrs.extend(dialled.iter().map(|ip| SocketAddrV4::new(*ip, port)));
             }
             Err(e) => failed = Some(e),
         }
