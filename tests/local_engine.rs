@@ -239,6 +239,35 @@ fn an_engine_in_a_block_of_the_callers_never_takes_more() {
     e.prepare_descs(Direction::Write, me, &l, &r).unwrap();
 }
 
+/// The far side of a transfer to oneself is a region of this engine, too.
+#[test]
+fn memory_that_a_transfer_to_oneself_writes_is_free_when_it_was_deregistered() {
+    const BYTES: usize = 16 << 20;
+    let e = Engine::new(config("self")).unwrap();
+    let (from, mut to) = (vec![1u8; BYTES], vec![0u8; BYTES]);
+    let near = e.register(from.as_ptr() as u64, BYTES as u64, 0).unwrap();
+    for _ in 0..30 {
+        let at = to.as_mut_ptr() as u64;
+        let own = e.register(at, BYTES as u64, 0).unwrap();
+        let far = e.region_import_self(own.raw()).unwrap();
+        let all =
+            |addr, region: Handle| [Desc { addr, len: BYTES as u64, dev: 0, region: region.raw() }];
+        let (l, r) = (all(from.as_ptr() as u64, near), all(at, far));
+        let t = e.prepare_descs(Direction::Write, e.peer_self().raw(), &l, &r).unwrap();
+        e.post(t.raw(), None).unwrap();
+        let until = Instant::now() + HANG;
+        while e.transfer_info(t.raw()).unwrap().bytes_done == 0 {
+            assert!(Instant::now() < until, "hang");
+        }
+        e.deregister(own.raw(), true).unwrap();
+        to.fill(2);
+        let _ = finish(&e, t);
+        assert!(to.iter().all(|&b| b == 2), "written after that");
+        e.release(t.raw()).unwrap();
+        e.region_forget(far.raw()).unwrap();
+    }
+}
+
 #[test]
 fn a_release_does_not_wait_for_a_message_which_still_goes_out() {
     let p = Pair::new(config("near"), Config { progress_thread: false, ..config("far") });

@@ -413,12 +413,12 @@ impl Channel {
                 if self.rx_cost + cost(len as usize) > self.told_end {
                     return Err(garbage);
                 }
-                self.rx_cost += cost(len as usize);
                 let header =
                     Header { name: self.name_len as u32, len, peer: self.peer, ..Header::EMPTY };
                 // The reserve was there before the stream was read: no room means that the peer
                 // broke the window.
                 let m = pools.rx.take(header).ok_or(garbage)?;
+                self.rx_cost += cost(len as usize);
                 pools.rx.write(m, 0, &self.name[..self.name_len]);
                 self.incoming = Some((m, self.name_len));
                 Ok(())

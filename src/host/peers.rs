@@ -321,6 +321,12 @@ impl Peers {
         entries.filter_map(|(i, e)| Some((i as u32, e.life.as_ref()?.silence.doubt()?)))
     }
 
+    /// Doubts begin now: nobody looked before.
+    pub(super) fn doubt_from(&mut self, now: Instant) {
+        let lives = self.entries.iter_mut().filter_map(|e| e.life.as_mut());
+        lives.for_each(|life| life.silence.restart(now));
+    }
+
     /// True while somebody is to be dialled, or expected to dial.
     pub(super) fn is_waiting(&self) -> bool {
         self.entries.iter().any(|e| e.wanted || e.parked.is_some())

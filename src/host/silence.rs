@@ -30,6 +30,11 @@ impl Silence {
         self.lost = self.lost.filter(|lost| from < *lost);
     }
 
+    /// Nobody looked for signs of life for a while: a silence begins now.
+    pub(super) fn restart(&mut self, now: Instant) {
+        self.lost = self.lost.map(|_| now);
+    }
+
     /// When rails to the peer became doubtful.
     pub(super) fn doubt(&self) -> Option<Instant> {
         self.lost
@@ -74,6 +79,17 @@ mod tests {
         assert_eq!(play(&row[..3], true), None, "a rail is left");
         // Nobody asked whether the others work.
         assert_eq!(play(&row, false), Some(2000));
+    }
+
+    #[test]
+    fn a_silence_in_which_nobody_listened_begins_anew() {
+        let (start, mut silence) = (Instant::now(), Silence::default());
+        silence.restart(start);
+        assert_eq!(silence.doubt(), None);
+        silence.lost(start, true, true);
+        silence.restart(start + Duration::from_secs(9));
+        silence.lost(start + Duration::from_secs(10), false, true);
+        assert_eq!(silence.adrift(), Some(start + Duration::from_secs(9)));
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl Watch {
         let Some(rails) = &shared.rails else { return };
         let now = Instant::now();
         if self.gap.overslept(now, limit(shared)) {
-            self.restart(now);
+            self.restart(shared, now);
         }
         self.ports.hear(shared, rails);
         if self.next.is_some_and(|t| now < t) && !self.ports.is_due() {
@@ -114,7 +114,8 @@ impl Watch {
     }
 
     /// This thread did not run for a while: nothing is failed for that time.
-    fn restart(&mut self, now: Instant) {
+    fn restart(&mut self, shared: &Shared, now: Instant) {
+        shared.peers().doubt_from(now);
         for rail in self.rails.values_mut() {
             rail.progress.restart(now);
             rail.pulse.restart(now);
@@ -193,9 +194,7 @@ impl Watch {
         let busy = || core.lanes()[lane as usize].outstanding.load(Ordering::Relaxed);
         let watched = self.rails.entry(key).or_default();
         let doubt = self.doubts.get(&peer).copied();
-        if doubt.is_some() && core::mem::replace(&mut watched.doubt, doubt) != doubt {
-            watched.pulse.hurry();
-        }
+        let doubtful = core::mem::replace(&mut watched.doubt, doubt) != doubt && doubt.is_some();
         let mut oldest = core.oldest(lane, peer);
         let mut wait = pace.limit(least, busy());
         if watched.progress.is_late(now, oldest, wait) {
@@ -248,6 +247,10 @@ impl Watch {
                     wait.as_millis()
                 ));
             }
+        }
+        // Behind the look: an answer that it saw may be from before.
+        if doubtful {
+            watched.pulse.hurry(now);
         }
         None
     }

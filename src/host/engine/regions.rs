@@ -172,9 +172,13 @@ impl Engine {
         })
     }
 
-    /// A living peer that is inside region `slot`. Counts of dead processes are cleared.
+    /// Who is inside region `slot`: a living peer, or this engine, as its own peer. Counts of dead
+    /// processes are cleared.
     fn peer_inside(&self, slot: u32) -> Option<String> {
         let shared = &self.shared;
+        if shared.share.is_inside(SELF, slot) {
+            return Some("a transfer of this engine to itself".into());
+        }
         let rows = 1..shared.core.limits().peers;
         let inside: Vec<u32> = rows.filter(|&r| shared.share.is_inside(r, slot)).collect();
         let mut peers = if inside.is_empty() { return None } else { shared.peers() };

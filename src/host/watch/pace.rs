@@ -172,9 +172,11 @@ impl Pulse {
         self.asked.is_some()
     }
 
-    /// Another rail to the peer was lost: is this one any better?
-    pub(super) fn hurry(&mut self) {
+    /// Another rail to the peer was lost: is this one any better? A question that is on its way has
+    /// the shorter time from now on.
+    pub(super) fn hurry(&mut self, now: Instant) {
         self.hurried = true;
+        self.asked = self.asked.map(|_| now);
     }
 
     /// True from [`Pulse::hurry`] until it answered.

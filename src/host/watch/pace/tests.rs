@@ -153,7 +153,7 @@ fn a_rail_in_doubt_is_asked_as_soon_as_it_is_idle_until_it_answers() {
     let (start, mut pulse) = (Instant::now(), Pulse::default());
     let look = |at, p: &mut Pulse, state| p.look(start + ms(at), state, ms(60_000), LEAST);
     assert_eq!(look(0, &mut pulse, (true, false)), Care::Nothing);
-    pulse.hurry();
+    pulse.hurry(start);
     assert_eq!(look(100, &mut pulse, (false, false)), Care::Nothing, "work has its own clock");
     assert_eq!(look(200, &mut pulse, (true, false)), Care::Ask);
     pulse.unasked();
@@ -164,6 +164,25 @@ fn a_rail_in_doubt_is_asked_as_soon_as_it_is_idle_until_it_answers() {
     assert_eq!((pulse.is_hurried(), pulse.take(), pulse.take()), (false, true, false));
     assert_eq!(look(60_799, &mut pulse, (true, false)), Care::Nothing);
     assert_eq!(look(60_800, &mut pulse, (true, false)), Care::Ask);
+}
+
+#[test]
+fn a_question_under_way_has_the_short_time_from_the_doubt_on_and_an_older_answer_is_none() {
+    let (start, mut pulse) = (Instant::now(), Pulse::default());
+    let look = |at, p: &mut Pulse, asking| {
+        let limit = if p.is_hurried() { LEAST } else { 2 * LEAST };
+        p.look(start + ms(at), (true, asking), ms(1000), limit)
+    };
+    assert_eq!(look(0, &mut pulse, false), Care::Nothing);
+    assert_eq!(look(1000, &mut pulse, false), Care::Ask);
+    assert_eq!(look(1600, &mut pulse, true), Care::Nothing);
+    pulse.hurry(start + ms(1600));
+    assert_eq!(look(2099, &mut pulse, true), Care::Nothing);
+    assert_eq!(look(2100, &mut pulse, true), Care::Late);
+    // The look at which the doubt came saw an answer, which is from before perhaps.
+    assert_eq!(look(2101, &mut pulse, false), Care::Nothing);
+    pulse.hurry(start + ms(2101));
+    assert_eq!(look(2200, &mut pulse, false), Care::Ask);
 }
 
 #[test]
