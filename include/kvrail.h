@@ -80,7 +80,9 @@
 /* A fixed capacity is full, or a buffer is too small; the text names which. */
 #define KVR_ERR_CAPACITY (-7)
 
-/* In use: posted twice, or memory that a transfer uses. */
+/* In use: posted twice, memory that a transfer uses, or a transfer that could not be stopped in
+ * time, whose memory must not be reused.
+ */
 #define KVR_ERR_BUSY (-8)
 
 /* Not offered by this driver. */
@@ -151,7 +153,7 @@
 /* Memory of the host. */
 #define KVR_MEM_HOST 0
 
-/* Memory of a device. The `local` driver refuses it with KVR_ERR_UNSUPPORTED. */
+/* Memory of a device. No driver takes it yet: KVR_ERR_UNSUPPORTED. */
 #define KVR_MEM_DEVICE 1
 
 /* Bit of kvr_config.flags: the engine's own thread makes progress. Without it kvr_progress(),
@@ -564,8 +566,9 @@ kvr_status kvr_engine_create(const struct kvr_config *cfg, struct kvr_engine **o
 kvr_status kvr_engine_init(void *mem, size_t len, const struct kvr_config *cfg,
     struct kvr_engine **out);
 
-/* Ends an engine: stops its threads, ends its transfers and lets go of its memory. Blocks, bounded
- * by the configuration's timeouts. Handles of the engine are void afterwards.
+/* Ends an engine: stops its threads, ends its transfers and lets go of its memory. Blocks
+ * until the kernel has destroyed its queue pairs, which no timeout bounds (Soft-RoCE took up to
+ * 3 s). Handles of the engine are void afterwards.
  *
  * Threads: no other call with this engine may be running or start. Not from a callback of this
  * engine.
@@ -649,9 +652,10 @@ kvr_status kvr_peer_connect(struct kvr_engine *e, kvr_peer p, uint32_t timeout_m
  */
 kvr_status kvr_peer_state(struct kvr_engine *e, kvr_peer p);
 
-/* Forgets a peer: its transfers end in KVR_ERR_DISCONNECTED and its remote regions become stale.
- * Once this returns KVR_OK nothing of this engine touches that peer's memory. Blocks for at most
- * one batch.
+/* Forgets a peer: its transfers end in KVR_ERR_DISCONNECTED and its remote regions become
+ * stale. Once this returns KVR_OK nothing of this engine touches that peer's memory. Blocks
+ * for at most one batch. With transport local it does not wait for what the peer does in
+ * memory of this engine: deregister that.
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_peer_remove(struct kvr_engine *e, kvr_peer p);
@@ -676,7 +680,8 @@ kvr_status kvr_region_register(struct kvr_engine *e, uint64_t addr, uint64_t len
  * Errors: KVR_ERR_BUSY, and the memory must not be reused. Without KVR_DEREGISTER_CANCEL: a
  * transfer of this engine uses it (the text names it), and the region stays as it was. Or somebody
  * was still inside when the time was over (the text says who): the region is withdrawn, and its
- * handle is KVR_ERR_STALE to every call but this one, which waits again.
+ * handle is KVR_ERR_STALE to every call but this one, which waits again. Where the text says
+ * "before this process ends", a NIC did not end the registration, and this is final.
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_region_deregister(struct kvr_engine *e, kvr_region r, uint32_t flags);
@@ -768,7 +773,9 @@ kvr_status kvr_transfer_prepare_descs(struct kvr_engine *e, uint32_t direction, 
  * ask kvr_transfer_check(). A finished or failed one may be posted again.
  *
  * `notif` (up to KVR_MESSAGE_MAX bytes, copied) reaches the peer after all the data is in place;
- * NULL: none; not NULL with length 0: an empty message. An error sends none.
+ * NULL: none; not NULL with length 0: an empty message. An error sends
+ * none, but it may have arrived, once, when KVR_ERR_DISCONNECTED, KVR_ERR_STALLED or
+ * KVR_ERR_CANCELLED came while it was on its way.
  * Errors: KVR_ERR_BUSY while it is in flight; KVR_ERR_STALE when it, or a region or the peer that
  * it uses, was released (the text says which); KVR_ERR_CAPACITY when message blocks are out; the
  * peer's and the rails' errors.
@@ -780,7 +787,9 @@ kvr_status kvr_transfer_post(struct kvr_engine *e, kvr_transfer t, const void *n
 /* How a transfer stands: KVR_OK done, KVR_IN_PROGRESS, or the error it ended in, again and again.
  * One atomic load; polls the rails too when there is no progress thread. Does not block.
  *
- * Errors: KVR_ERR_NOT_POSTED before the first post; KVR_ERR_STALE once released.
+ * Errors: KVR_ERR_NOT_POSTED before the first post; KVR_ERR_STALE once released; else why the
+ * transfer ended, and then nothing of it touches local memory any more: KVR_ERR_REMOTE_ACCESS,
+ * KVR_ERR_LOCAL_ACCESS, KVR_ERR_CANCELLED, KVR_ERR_STALLED, KVR_ERR_DISCONNECTED, KVR_ERR_NO_RAIL.
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_transfer_check(struct kvr_engine *e, kvr_transfer t);
@@ -796,8 +805,10 @@ kvr_status kvr_transfer_cancel(struct kvr_engine *e, kvr_transfer t);
  * the rails that carry it; others on them go on elsewhere. A message that only has to go out still
  * goes out. Blocks for at most `release_timeout_ms`, and never for a peer.
  *
- * Errors: KVR_ERR_BUSY when it could not be stopped in time (a NIC that does not let go, or a copy
- * of transport local that hangs): the handle stays valid, and so must the memory.
+ * Errors: KVR_ERR_BUSY when it could not be stopped in time (a NIC that does not let go, or a
+ * copy of transport local that hangs): the handle stays valid, and so must the memory. Release
+ * it again; but where the text says "before this process ends", a NIC kept a queue pair and
+ * this is final.
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_transfer_release(struct kvr_engine *e, kvr_transfer t);
@@ -823,7 +834,8 @@ kvr_status kvr_transfer_arrived(struct kvr_engine *e, kvr_transfer t, uint64_t *
 /* Sends a message of 0 to KVR_MESSAGE_MAX bytes to a peer. Copied; KVR_OK: queued. Does not block.
  *
  * Errors: KVR_ERR_INVALID for a longer one; KVR_ERR_CAPACITY when message blocks are out; the
- * peer's errors.
+ * peer's errors. After KVR_EVENT_PEER_GONE it answers that error and dials again: repeat it after
+ * KVR_EVENT_PEER_UP.
  * Undefined behaviour unless: `e` lives; `msg` is readable for `len` bytes.
  */
 kvr_status kvr_notify(struct kvr_engine *e, kvr_peer p, const void *msg, size_t len);

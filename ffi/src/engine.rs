@@ -195,8 +195,9 @@ pub unsafe extern "C" fn kvr_engine_init(
     })
 }
 
-/// Ends an engine: stops its threads, ends its transfers and lets go of its memory. Blocks, bounded
-/// by the configuration's timeouts. Handles of the engine are void afterwards.
+/// Ends an engine: stops its threads, ends its transfers and lets go of its memory. Blocks
+/// until the kernel has destroyed its queue pairs, which no timeout bounds (Soft-RoCE took up to
+/// 3 s). Handles of the engine are void afterwards.
 ///
 /// Threads: no other call with this engine may be running or start. Not from a callback of this
 /// engine.

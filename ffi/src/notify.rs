@@ -12,7 +12,8 @@ use crate::types::{kvr_notif_cb, kvr_peer, kvr_status};
 /// Sends a message of 0 to KVR_MESSAGE_MAX bytes to a peer. Copied; KVR_OK: queued. Does not block.
 ///
 /// Errors: KVR_ERR_INVALID for a longer one; KVR_ERR_CAPACITY when message blocks are out; the
-/// peer's errors.
+/// peer's errors. After KVR_EVENT_PEER_GONE it answers that error and dials again: repeat it after
+/// KVR_EVENT_PEER_UP.
 ///
 /// # Safety
 /// `e` lives; `msg` is readable for `len` bytes.

@@ -112,9 +112,10 @@ pub unsafe extern "C" fn kvr_peer_state(e: *mut kvr_engine, p: kvr_peer) -> kvr_
     guard("kvr_peer_state", || unsafe { engine(e)? }.peer_state(p))
 }
 
-/// Forgets a peer: its transfers end in KVR_ERR_DISCONNECTED and its remote regions become stale.
-/// Once this returns KVR_OK nothing of this engine touches that peer's memory. Blocks for at most
-/// one batch.
+/// Forgets a peer: its transfers end in KVR_ERR_DISCONNECTED and its remote regions become
+/// stale. Once this returns KVR_OK nothing of this engine touches that peer's memory. Blocks
+/// for at most one batch. With transport local it does not wait for what the peer does in
+/// memory of this engine: deregister that.
 ///
 /// # Safety
 /// `e` lives.

@@ -41,7 +41,8 @@ pub unsafe extern "C" fn kvr_region_register(
 /// Errors: KVR_ERR_BUSY, and the memory must not be reused. Without KVR_DEREGISTER_CANCEL: a
 /// transfer of this engine uses it (the text names it), and the region stays as it was. Or somebody
 /// was still inside when the time was over (the text says who): the region is withdrawn, and its
-/// handle is KVR_ERR_STALE to every call but this one, which waits again.
+/// handle is KVR_ERR_STALE to every call but this one, which waits again. Where the text says
+/// "before this process ends", a NIC did not end the registration, and this is final.
 ///
 /// # Safety
 /// `e` lives.

@@ -98,7 +98,9 @@ pub unsafe extern "C" fn kvr_transfer_prepare_descs(
 /// ask kvr_transfer_check(). A finished or failed one may be posted again.
 ///
 /// `notif` (up to KVR_MESSAGE_MAX bytes, copied) reaches the peer after all the data is in place;
-/// NULL: none; not NULL with length 0: an empty message. An error sends none.
+/// NULL: none; not NULL with length 0: an empty message. An error sends
+/// none, but it may have arrived, once, when KVR_ERR_DISCONNECTED, KVR_ERR_STALLED or
+/// KVR_ERR_CANCELLED came while it was on its way.
 /// Errors: KVR_ERR_BUSY while it is in flight; KVR_ERR_STALE when it, or a region or the peer that
 /// it uses, was released (the text says which); KVR_ERR_CAPACITY when message blocks are out; the
 /// peer's and the rails' errors.
@@ -122,7 +124,9 @@ pub unsafe extern "C" fn kvr_transfer_post(
 /// How a transfer stands: KVR_OK done, KVR_IN_PROGRESS, or the error it ended in, again and again.
 /// One atomic load; polls the rails too when there is no progress thread. Does not block.
 ///
-/// Errors: KVR_ERR_NOT_POSTED before the first post; KVR_ERR_STALE once released.
+/// Errors: KVR_ERR_NOT_POSTED before the first post; KVR_ERR_STALE once released; else why the
+/// transfer ended, and then nothing of it touches local memory any more: KVR_ERR_REMOTE_ACCESS,
+/// KVR_ERR_LOCAL_ACCESS, KVR_ERR_CANCELLED, KVR_ERR_STALLED, KVR_ERR_DISCONNECTED, KVR_ERR_NO_RAIL.
 ///
 /// # Safety
 /// `e` lives.
@@ -151,8 +155,10 @@ pub unsafe extern "C" fn kvr_transfer_cancel(e: *mut kvr_engine, t: kvr_transfer
 /// the rails that carry it; others on them go on elsewhere. A message that only has to go out still
 /// goes out. Blocks for at most `release_timeout_ms`, and never for a peer.
 ///
-/// Errors: KVR_ERR_BUSY when it could not be stopped in time (a NIC that does not let go, or a copy
-/// of transport local that hangs): the handle stays valid, and so must the memory.
+/// Errors: KVR_ERR_BUSY when it could not be stopped in time (a NIC that does not let go, or a
+/// copy of transport local that hangs): the handle stays valid, and so must the memory. Release
+/// it again; but where the text says "before this process ends", a NIC kept a queue pair and
+/// this is final.
 ///
 /// # Safety
 /// `e` lives.

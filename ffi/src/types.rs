@@ -32,7 +32,8 @@ pub const KVR_ERR_MISMATCH: i32 = -5;
 pub const KVR_ERR_NOT_REGISTERED: i32 = -6;
 /// A fixed capacity is full, or a buffer is too small; the text names which.
 pub const KVR_ERR_CAPACITY: i32 = -7;
-/// In use: posted twice, or memory that a transfer uses.
+/// In use: posted twice, memory that a transfer uses, or a transfer that could not be stopped in
+/// time, whose memory must not be reused.
 pub const KVR_ERR_BUSY: i32 = -8;
 /// Not offered by this driver.
 pub const KVR_ERR_UNSUPPORTED: i32 = -9;
@@ -85,7 +86,7 @@ pub const KVR_WRITE: u32 = 1;
 
 /// Memory of the host.
 pub const KVR_MEM_HOST: u32 = 0;
-/// Memory of a device. The `local` driver refuses it with KVR_ERR_UNSUPPORTED.
+/// Memory of a device. No driver takes it yet: KVR_ERR_UNSUPPORTED.
 pub const KVR_MEM_DEVICE: u32 = 1;
 
 /// Bit of kvr_config.flags: the engine's own thread makes progress. Without it kvr_progress(),
