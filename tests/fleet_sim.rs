@@ -5,6 +5,7 @@
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "shared support")]
 
 mod fleet;
+mod heap;
 mod sim_support;
 
 use fleet::*;

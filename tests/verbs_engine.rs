@@ -25,6 +25,8 @@ macro_rules! alone {
     }};
 }
 
+mod heap;
+
 #[path = "verbs_engine/fake.rs"]
 mod fake;
 #[path = "verbs_engine/rig.rs"]

@@ -1,46 +1,8 @@
 //! What a fleet holds when nothing is under way and everybody has given everything back.
 
 use super::*;
-use core::alloc::{GlobalAlloc, Layout};
-use core::cell::Cell;
+use crate::heap;
 use heapless::Vec as Few;
-use std::alloc::System;
-
-thread_local! {
-    /// Bytes that this thread holds: all that a fleet has is made and freed on one thread.
-    static HEAP: Cell<i64> = const { Cell::new(0) };
-}
-
-/// The system's allocator, with a count of the bytes that are out.
-struct Counting;
-
-fn count(bytes: i64) {
-    let _ = HEAP.try_with(|h| h.set(h.get() + bytes));
-}
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as i64);
-        // SAFETY: the caller's own promises, handed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(-(layout.size() as i64));
-        // SAFETY: the caller's own promises, handed on.
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size as i64 - layout.size() as i64);
-        // SAFETY: the caller's own promises, handed on.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// One engine. Of fixed size, so that what is kept of an hour does not count in the next one's.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -105,7 +67,8 @@ impl Fleet {
         for site in &mut self.sites {
             (site.imports, site.retiring) = (HashMap::new(), Vec::new());
         }
-        let heap = HEAP.with(Cell::get);
+        // All that a fleet has is made and freed on one thread.
+        let heap = heap::of_thread();
         let engines = self.world.engines.iter().map(Rest::parts).collect();
         let (wires, flying) = (self.world.fabric.wires_used(), self.world.fabric.flying());
         Ok(Rest { engines, wires, flying, heap })
@@ -120,7 +83,7 @@ impl Fleet {
 
 /// The counter sees what is kept.
 pub fn counted(f: impl FnOnce()) -> i64 {
-    let before = HEAP.with(Cell::get);
+    let before = heap::of_thread();
     f();
-    HEAP.with(Cell::get) - before
+    heap::of_thread() - before
 }

@@ -1,10 +1,7 @@
 //! Connections made and ended over and over, with work in between, and tries that come to nothing:
 //! what is there afterwards is what was there before.
 
-use core::alloc::{GlobalAlloc, Layout};
-use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use core::time::Duration;
-use std::alloc::System;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -14,43 +11,10 @@ use kvrail::table::{Desc, Direction};
 
 use crate::byhand::{dial, offer};
 use crate::fake::{wait, Fake, HANG, MEASURED};
+use crate::heap;
 use crate::rejoin::{cycles, files, quick};
-use crate::rig::{config, finish, notifs, twins, Pair, Rng, Side, BOTH};
+use crate::rig::{config, finish, notifs, threads, twins, Pair, Rng, Side, BOTH};
 use crate::strangers::forged;
-
-/// Bytes that the Rust code of this process holds. A process runs one test.
-static HEAP: AtomicI64 = AtomicI64::new(0);
-
-/// The system's allocator, with a count of the bytes that are out.
-struct Counting;
-
-fn count(bytes: i64) {
-    HEAP.fetch_add(bytes, Relaxed);
-}
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as i64);
-        // SAFETY: the caller's own promises, handed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(-(layout.size() as i64));
-        // SAFETY: the caller's own promises, handed on.
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size as i64 - layout.size() as i64);
-        // SAFETY: the caller's own promises, handed on.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// What is held while nobody is connected.
 #[derive(PartialEq, Debug)]
@@ -62,8 +26,13 @@ struct Held {
 }
 
 fn held(fake: Fake, a: &Side, b: &Side) -> Held {
-    let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
+    let threads = threads().len();
     Held { verbs: fake.live(), files: files(), threads, engines: [a.e.info(), b.e.info()] }
+}
+
+/// True while a queue pair is being destroyed.
+fn is_burying() -> bool {
+    threads().iter().any(|stat| stat.contains("(kvrail-bury)"))
 }
 
 /// The bytes of the heap at each rest.
@@ -71,7 +40,7 @@ struct Heap(Vec<i64>);
 
 impl Heap {
     fn look(&mut self) {
-        self.0.push(HEAP.load(Relaxed));
+        self.0.push(heap::of_process());
     }
 
     /// A thread may be about to give something back, so what half of the looks exceed counts; and
@@ -179,8 +148,7 @@ impl Rest {
             let calm = || [a, b].map(|s| s.e.info().peers) == [0, 0];
             wait(calm, || "the first connection does not end".into());
             wait(|| self.fake.get("live.qp") == 0, || "queue pairs are left".into());
-            // Threads that ended them.
-            std::thread::sleep(Duration::from_millis(200));
+            wait(|| !is_burying(), || "queue pairs are being destroyed for ever".into());
             now()
         });
         wait(|| now() == *first, || format!("{what}: {:#?}\nnot {first:#?}", now()));

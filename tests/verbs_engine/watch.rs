@@ -10,7 +10,7 @@ use kvrail::status::Status;
 use kvrail::table::Direction;
 
 use crate::fake::{wait, Fake};
-use crate::rig::{config, finish, listen, nics, said, twins, Pair, Piece, Side, MIB};
+use crate::rig::{config, finish, listen, nics, said, threads, twins, Pair, Piece, Side, MIB};
 
 const LIMIT: u32 = 300;
 
@@ -150,9 +150,7 @@ fn nobody_is_asked_without_keepalive() {
 /// Processor time of this process's threads of that name.
 fn worked(name: &str) -> Duration {
     let mut ticks = 0;
-    for task in std::fs::read_dir("/proc/self/task").unwrap() {
-        let path = task.unwrap().path();
-        let stat = std::fs::read_to_string(path.join("stat")).unwrap_or_default();
+    for stat in threads() {
         if stat.contains(&format!("({name})")) {
             let rest: Vec<_> = stat.rsplit(") ").next().unwrap().split(' ').collect();
             ticks += rest[11].parse::<u64>().unwrap() + rest[12].parse::<u64>().unwrap();
