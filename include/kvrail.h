@@ -153,8 +153,17 @@
 /* Memory of the host. */
 #define KVR_MEM_HOST 0
 
-/* Memory of a device. No driver takes it yet: KVR_ERR_UNSUPPORTED. */
+/* Memory of a device, at an address that a peer-memory module of the kernel resolves. */
 #define KVR_MEM_DEVICE 1
+
+/* Memory of a device behind a dma-buf: kvr_region_register_segments(). */
+#define KVR_MEM_DMABUF 2
+
+/* Bit of kvr_segment.flags: whoever reads the memory, the device itself or another, sees what a
+ * NIC has completed. Without it a READ into the segment ends with a flush: a READ of a few bytes
+ * out of it by the NIC that carried it.
+ */
+#define KVR_SEGMENT_COHERENT 1
 
 /* Bit of kvr_config.flags: the engine's own thread makes progress. Without it kvr_progress(),
  * kvr_transfer_check() and kvr_notifs() do, on the caller's thread.
@@ -200,6 +209,9 @@
 
 /* Bytes of a transport's name, the NUL included. */
 #define KVR_TRANSPORT_LEN 16
+
+/* Bytes of kvr_config.devmem, the NUL included. */
+#define KVR_DEVMEM_LEN 16
 
 /* Bytes of kvr_config.nics, the NUL included. */
 #define KVR_NICS_LEN 128
@@ -304,6 +316,10 @@ typedef struct kvr_config {
     uint32_t peer_timeout_ms;
     /* Room for a later parameter; leave it as kvr_config_init() left it. */
     uint32_t reserved;
+    /* What the NIXL plugin takes VRAM for about which nothing is said: "auto", "none" (an address
+     * that a peer-memory module resolves) or "cuda" (kvr_devmem_cuda()).
+     */
+    char devmem[KVR_DEVMEM_LEN];
 } kvr_config;
 
 /* Counters of one rail since the engine was made. The caller sets `struct_size`. */
@@ -375,6 +391,63 @@ typedef struct kvr_desc {
     /* The region that holds all of it. */
     kvr_region region;
 } kvr_desc;
+
+/* One piece of device memory: kvr_region_register_segments(), kvr_region_register_device(). */
+typedef struct kvr_segment {
+    /* First byte, in the addresses that descriptors and peers use. Congruent to `offset` modulo
+     * the page size. It need not be mapped in this process.
+     */
+    uint64_t addr;
+    /* Bytes; 0 is refused. */
+    uint64_t len;
+    /* Where the first byte lies in the dma-buf, in bytes. 0 where `fd` is -1. */
+    uint64_t offset;
+    /* The dma-buf; -1: none, a peer-memory module of the kernel resolves `addr`. */
+    int32_t fd;
+    /* Which area of the device (chiplet) it lies in; kept for the caller. */
+    uint32_t area;
+    /* Which slice of the data it holds: equal numbers are replicas; kept for the caller. */
+    uint32_t slice_id;
+    /* 0 or KVR_SEGMENT_COHERENT. */
+    uint32_t flags;
+    /* Out: the region. */
+    kvr_region region;
+} kvr_segment;
+
+/* A source of device memory: it turns an address of its runtime into segments. The library copies
+ * the struct, which grows at its end only.
+ *
+ * Threads: its functions are called without any lock of the library held, by several threads at a
+ * time. They may call the library, but not kvr_engine_destroy(). They must not throw, unwind or
+ * longjmp.
+ */
+typedef struct kvr_devmem_ops {
+    /* sizeof(kvr_devmem_ops) of the caller. */
+    size_t struct_size;
+    /* Stands in errors and logs. Ends in NUL; is copied. */
+    const char *name;
+    /* Handed to both functions. */
+    void *context;
+    /* Gives the segments that `len` bytes at `addr` consist of. In: `*n` is the room of
+     * `segments`; out: how many were written. They must not be empty, wrap or overlap. Returns
+     * KVR_OK; or a negative status, with a reason that ends in NUL in `why`, and then has given
+     * nothing (for KVR_ERR_CAPACITY `*n` is the room that it needs).
+     */
+    kvr_status (*get)(void *context,
+                      uint64_t addr,
+                      uint64_t len,
+                      struct kvr_segment *segments,
+                      size_t *n,
+                      char *why,
+                      size_t why_len);
+    /* Takes back what one `get` that returned KVR_OK has given, exactly once, when the last of its
+     * regions was deregistered, when they could not be registered, or when the engine is
+     * destroyed. No NIC has them registered any more. Closes their fds. Not called where a NIC did
+     * not end a registration (kvr_region_deregister() says "before this process ends"): peers may
+     * still reach the memory, so nobody may have it again.
+     */
+    void (*put)(void *context, const struct kvr_segment *segments, size_t n);
+} kvr_devmem_ops;
 
 /* Handle of a descriptor table. Never 0. */
 typedef uint64_t kvr_table;
@@ -660,18 +733,33 @@ kvr_status kvr_peer_state(struct kvr_engine *e, kvr_peer p);
  */
 kvr_status kvr_peer_remove(struct kvr_engine *e, kvr_peer p);
 
-/* Registers `len` bytes at `addr` with every rail. `mem` is KVR_MEM_HOST or KVR_MEM_DEVICE.
+/* Registers `len` bytes at `addr` with every rail. `mem` is KVR_MEM_HOST or KVR_MEM_DEVICE. For a
+ * dma-buf, and for a device's memory that needs no flush: kvr_region_register_segments().
  *
  * Ownership: the memory stays the caller's and must stay mapped until kvr_region_deregister()
  * returned KVR_OK.
  * Errors: KVR_ERR_INVALID for an empty or wrapping range; KVR_ERR_UNSUPPORTED for the kind of
- * memory; KVR_ERR_CAPACITY at `max_regions`; KVR_ERR_OS when a NIC refused it (the text says which
- * and why), KVR_ERR_NO_RAIL when every NIC has failed. After an error nothing stays registered.
+ * memory (a device's without RDMA rails); KVR_ERR_CAPACITY at `max_regions`; KVR_ERR_OS when a NIC
+ * refused it (the text says which and why), KVR_ERR_NO_RAIL when every NIC has failed. After an
+ * error nothing stays registered.
  * Undefined behaviour unless: `e` lives; `out` is writable; the range is the caller's memory, and
  * peers may read and write it.
  */
 kvr_status kvr_region_register(struct kvr_engine *e, uint64_t addr, uint64_t len, uint32_t mem,
     kvr_region *out);
+
+/* Registers `n` ranges with every rail, all or none: `addr` and `len` of each are read, and its
+ * `region` is written. Ranges of host memory that touch or overlap become one region, with one key
+ * a rail: they get the same handle, which is deregistered once. No byte that is in none of them is
+ * registered.
+ * One call is quicker than many: the rails register at the same time.
+ *
+ * Ownership and errors: as kvr_region_register(). After an error every `region` is 0.
+ * Undefined behaviour unless: `e` lives; `descs` is writable for `n` items; each range is the
+ * caller's memory, and peers may read and write it.
+ */
+kvr_status kvr_region_register_list(struct kvr_engine *e, struct kvr_desc *descs, size_t n,
+    uint32_t mem);
 
 /* Withdraws a local region and waits until nobody is inside. KVR_OK: no rail and no peer touches
  * the memory any more. Blocks for at most `deregister_timeout_ms`.
@@ -699,13 +787,15 @@ kvr_status kvr_region_metadata(struct kvr_engine *e, kvr_region r, void *buf, si
 /* Makes a remote region from a blob of kvr_region_metadata() of peer `p`. The blob is copied.
  *
  * Errors: KVR_ERR_BLOB_TRUNCATED, KVR_ERR_BLOB_FOREIGN, KVR_ERR_BLOB_VERSION; KVR_ERR_STALE for
- * another peer's blob; KVR_ERR_CAPACITY at `max_remote_regions`.
+ * another peer's blob; KVR_ERR_UNSUPPORTED for device memory where this engine has no RDMA rails;
+ * KVR_ERR_CAPACITY at `max_remote_regions`.
  * Undefined behaviour unless: `e` lives; `blob` is readable for `len` bytes; `out` is writable.
  */
 kvr_status kvr_region_import(struct kvr_engine *e, kvr_peer p, const void *blob, size_t len,
     kvr_region *out);
 
-/* A remote view of an own region, for transfers with kvr_peer_self().
+/* A remote view of an own region, for transfers with kvr_peer_self(). They move host memory only:
+ * with device memory on either side they are KVR_ERR_UNSUPPORTED.
  * Undefined behaviour unless: `e` lives; `out` is writable.
  */
 kvr_status kvr_region_import_self(struct kvr_engine *e, kvr_region local, kvr_region *out);
@@ -718,6 +808,70 @@ kvr_status kvr_region_import_self(struct kvr_engine *e, kvr_region local, kvr_re
  * Undefined behaviour unless: `e` lives.
  */
 kvr_status kvr_region_forget(struct kvr_engine *e, kvr_region remote);
+
+/* Registers `n` pieces of device memory with every rail, all or none: `addr`, `len`, `offset` and
+ * `fd` of each are read, and its `region` is written. Each becomes a region of its own, which is
+ * deregistered by kvr_region_deregister().
+ *
+ * A READ into a segment is done when the NIC that carried it has read a few bytes back out of it,
+ * over a queue pair that leads to itself: what it wrote has arrived then. KVR_SEGMENT_COHERENT in
+ * `flags` says that this is not needed. The first segment without it makes one such queue pair for
+ * each rail that is up.
+ *
+ * Ownership: the fds stay the caller's, who closes them; that may be as soon as this returned, as
+ * the kernel holds the buffer of a registered dma-buf. The library keeps and closes none. What
+ * lies behind a segment without fd must stay until kvr_region_deregister() returned KVR_OK.
+ * Errors: KVR_ERR_INVALID for an empty or wrapping range, unknown `flags`, an `addr` and
+ * `offset` that differ modulo the page size, an fd that is not open or no dma-buf, and a range
+ * past the dma-buf's end; KVR_ERR_UNSUPPORTED without RDMA rails, and where a NIC or the kernel
+ * refuses dma-bufs (the text says what to do instead); KVR_ERR_CAPACITY at `max_regions`;
+ * KVR_ERR_NO_RAIL when a NIC gave no queue pair for flushes;
+ * KVR_ERR_OS when a NIC refused for another reason. After an error nothing stays registered and
+ * every `region` is 0.
+ * Undefined behaviour unless: `e` lives; `segments` is readable and writable for `n` items; peers
+ * may read and write what lies behind them.
+ */
+kvr_status kvr_region_register_segments(struct kvr_engine *e, struct kvr_segment *segments,
+    size_t n);
+
+/* Asks a provider for the segments of `len` bytes at `addr`, in the addresses of its runtime, and
+ * registers them all or none. In: `*n` is the room of `segments`; out: how many there are. Each is
+ * a region, as after kvr_region_register_segments().
+ *
+ * Ownership: what `ops->get` gave goes back through `ops->put` exactly once: when the last of the
+ * regions was deregistered, before this returns if it fails, or in kvr_engine_destroy(). `ops` is
+ * copied; what its `context` points to must live until then.
+ * Errors: as kvr_region_register_segments(); what `ops->get` returned, with its reason;
+ * KVR_ERR_INVALID when the provider gave no segment, more than there is room for, or segments that
+ * overlap (the text has the provider's name). After an error `*n` is 0, but for KVR_ERR_CAPACITY
+ * of `ops->get`: then it is the room that is needed.
+ * Undefined behaviour unless: `e` lives; `ops` is readable for its `struct_size` bytes and its
+ * functions keep their contract; `n` is readable and writable, and `segments` writable for `*n`
+ * items.
+ */
+kvr_status kvr_region_register_device(struct kvr_engine *e, const struct kvr_devmem_ops *ops,
+    uint64_t addr, uint64_t len, struct kvr_segment *segments, size_t *n);
+
+/* The provider for memory of NVIDIA GPUs: kvr_region_register_device() with it registers what
+ * cudaMalloc(), cuMemAlloc() or cuMemMap() gave. One segment: a dma-buf of the pages around the
+ * range. The driver (libcuda.so.1) is loaded by the first call; nothing links it.
+ *
+ * What is registered must not be freed or unmapped before kvr_region_deregister() returned KVR_OK.
+ * Kernels and copies that write it must have ended before a transfer reads it, as with any NIC.
+ * Once it is exported, copies within what cudaMalloc() gave become synchronous
+ * (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS), as the manual of GPUDirect RDMA asks, and stay so: nobody
+ * can tell who else asked for that. The driver knows no such switch for cuMemMap().
+ *
+ * Ownership: `*out` is static. NULL after an error.
+ * Threads: any; no CUDA context need be current.
+ * Errors: KVR_ERR_UNSUPPORTED without a driver, with one that is older than CUDA 11.7, or without
+ * a GPU. Its `get` says KVR_ERR_NOT_FOUND for an address that CUDA does not know, KVR_ERR_INVALID
+ * for host and managed memory and for a range that is not inside one allocation,
+ * KVR_ERR_UNSUPPORTED where the memory, the device or the kernel module cannot be read by NICs,
+ * KVR_ERR_OS for any other refusal of the driver.
+ * Undefined behaviour unless: `out` is writable.
+ */
+kvr_status kvr_devmem_cuda(const struct kvr_devmem_ops **out);
 
 /* Makes a table of `n` descriptors, addressed by their place in the list, all of one side: local
  * regions, or remote regions of one peer. The list is copied.

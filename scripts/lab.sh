@@ -73,6 +73,23 @@ if [ $mode = list ]; then
     exit 0
 fi
 
+# Suites that need the kernel whose Soft-RoCE takes dma-bufs.
+wants_patched() {
+    local suite
+    for suite in "${suites[@]}"; do
+        [ "$(header "$(suite_file "$suite")" kernel plain)" = plain ] || return 0
+    done
+    return 1
+}
+build_kernel() { "$lab/build-kernel.sh" "$@"; }
+build_patched() { KVRAIL_LAB_DMABUF=1 "$lab/build-kernel.sh" "$@"; }
+# Is there nothing to build? Without the patched kernel the other suites run; so only root, who can
+# install what building takes, is asked for it.
+kernels_there() {
+    build_kernel --find > /dev/null || return
+    [ "$(id -u)" != 0 ] || ! wants_patched || build_patched --find > /dev/null
+}
+
 # ---- this machine ----
 
 # Packages that the suites use, by a file of each.
@@ -86,7 +103,7 @@ packages() {
     command -v gcc > /dev/null || echo gcc
     [ -f /usr/include/stdio.h ] || echo libc6-dev
     command -v setpriv > /dev/null || echo util-linux
-    if ! "$lab/build-kernel.sh" --find > /dev/null; then
+    if ! kernels_there; then
         command -v make > /dev/null || echo make
         command -v bc > /dev/null || echo bc
         command -v xz > /dev/null || echo xz-utils
@@ -126,8 +143,23 @@ if [ -n "$missing" ]; then
         > /dev/null || cannot "apt-get could not install $missing"
 fi
 began=$SECONDS
+# The patched kernel first: where both are missing, its build leaves the plain one too.
+patched='' unpatched=''
+if wants_patched; then
+    if [ -n "${LAB_KERNEL:-}" ]; then
+        patched=$(build_patched --find) ||
+            unpatched="LAB_KERNEL names one kernel, and no patched one is kept"
+    else
+        patched=$(build_patched)
+        case $? in
+        0) ;;
+        77) unpatched="no kernel with the dma-buf patch; the reason is above" ;;
+        *) patched=broken ;;
+        esac
+    fi
+fi
 if [ -z "${LAB_KERNEL:-}" ]; then
-    LAB_KERNEL=$("$lab/build-kernel.sh")
+    LAB_KERNEL=$(build_kernel)
     case $? in
     0) ;;
     77) cannot "no kernel; the reason is above" ;;
@@ -149,6 +181,8 @@ build_checks() {
 }
 build_plugin() { make --no-print-directory plugin; }
 build_venv() { scripts/venv.sh demo; }
+# What the drive of the published connector needs: a listing makes it.
+build_drive() { build_plugin && scripts/drive.sh --list; }
 # link_kvrail OUTPUT ARGUMENT... : a C program with kvrail's static library.
 link_kvrail() {
     local output=$LAB_BIN/$1
@@ -159,6 +193,14 @@ link_kvrail() {
 }
 # The example as it is, but its second process uses the other devices.
 build_example() { link_kvrail pair -include "$lab/c/other_nics.h" examples/c/pair.c; }
+# The library that reaches the kernel's own answer to dma-bufs (KVRAIL_IBVERBS).
+build_dmabuf() {
+    mkdir -p "$LAB_BIN" &&
+        gcc -std=gnu11 -O2 -Wall -Wextra -Werror -shared -fPIC \
+            -Wl,--version-script="$lab/c/dmabuf_verbs.map" -o "$LAB_BIN/libdmabuf_verbs.so" \
+            "$lab/c/dmabuf_verbs.c" -Wl,--no-as-needed -libverbs
+}
+build_segments() { link_kvrail dmabuf "$lab/c/dmabuf.c"; }
 build_mover() { link_kvrail mover "$lab/c/mover.c"; }
 build_storm() { link_kvrail storm "$lab/c/storm.c"; }
 # The tests of the verbs driver that can run over a real library; where it lies goes to a file.
@@ -201,7 +243,7 @@ note_lines() { # note_lines NAME WORD FILE : the first few; all are in the log
     done < <(grep "^lab: $2 - " "$3")
     [ $n -le 4 ] || notes+=("$1: and $((n - 4)) more of these in its log")
 }
-one() { # one SUITE FILE RAILS
+one() { # one SUITE FILE RAILS KERNEL
     local name="$1, $3 rails" out=$logs/$1/$3-rails begin end rc good bad off booted='' log limit
     rm -rf "$out"
     mkdir -p "$out"
@@ -212,7 +254,7 @@ one() { # one SUITE FILE RAILS
         LAB_RAILS=$3 LAB_HOME=$lab LAB_OUT=$out timeout -k 5 "$limit" "$2" \
             > "$log" 2>&1 < /dev/null &
     else
-        LAB_RAILS=$3 "$lab/boot.sh" --out "$out" --limit "$limit" \
+        LAB_RAILS=$3 LAB_KERNEL=$4 "$lab/boot.sh" --out "$out" --limit "$limit" \
             --mem "${LAB_MEM:-$(header "$2" mem 1G)}" "$2" > "$log" 2>&1 < /dev/null &
     fi
     wait $!
@@ -238,17 +280,39 @@ one() { # one SUITE FILE RAILS
         tail -n 25 "$log" | sed 's/^/    | /'
     fi
 }
+# omitted SUITE passed|failed|skipped WHY : a suite that cannot be run.
+omitted() {
+    local -n counter=$2
+    counter=$((counter + 1))
+    notes+=("$1: ${2^^} - $3")
+    echo "$1: ${2^^}: $3"
+}
+maps=$(cat /proc/sys/vm/max_map_count)
 run_suite() {
-    local suite=$1 file what n
+    local suite=$1 file what n kernel=$LAB_KERNEL
     file=$(suite_file "$suite")
+    if [ "$(header "$file" kernel plain)" != plain ]; then
+        kernel=$patched
+        if [ -n "$unpatched" ]; then
+            omitted "$suite" skipped "$unpatched"
+            return
+        elif [ "$patched" = broken ]; then
+            omitted "$suite" failed "the kernel with the dma-buf patch does not build"
+            return
+        fi
+    fi
+    n=$(header "$file" maps 0)
+    if [ "$n" -gt "$maps" ]; then
+        omitted "$suite" skipped "vm.max_map_count is $maps, and a process of the guest needs $n: \
+sysctl -w vm.max_map_count=$n"
+        return
+    fi
     for what in $(header "$file" needs ''); do
         need "$what"
         case $? in
         0) ;;
         77)
-            skipped=$((skipped + 1))
-            notes+=("$suite: SKIPPED - $(tail -n 1 "$logs/build-$what.log")")
-            echo "$suite: SKIPPED: $(tail -n 1 "$logs/build-$what.log")"
+            omitted "$suite" skipped "$(tail -n 1 "$logs/build-$what.log")"
             return
             ;;
         *)
@@ -260,7 +324,7 @@ run_suite() {
             ;;
         esac
     done
-    for n in ${rails:-$(header "$file" rails 2)}; do one "$suite" "$file" "$n"; done
+    for n in ${rails:-$(header "$file" rails 2)}; do one "$suite" "$file" "$n" "$kernel"; done
 }
 # The guest that runs is ended too.
 trap 'jobs -p | xargs -r kill 2>/dev/null; wait; exit 143' INT TERM HUP

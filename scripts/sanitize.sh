@@ -16,6 +16,7 @@ export PROPTEST_CASES=${PROPTEST_CASES:-8} RUST_BACKTRACE=0 RUSTC_BOOTSTRAP=1
 # Tests keep memory until they end, so it is no leak: scripts/valgrind.sh looks for those.
 export ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1
 passed=0 failed=0 skipped=0 notes=()
+. scripts/fakes-lib.sh
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 
@@ -74,17 +75,27 @@ programs() { # programs KIND TEST... [-- ARGS...]
 
 # The C ABI through C programs: both sides instrumented, with the compiler's own runtime.
 c_abi() {
-    local lib=$target/sanitize-address/$host/loom/libkvrail.a name source
+    local lib=$target/sanitize-address/$host/loom/libkvrail.a name source over
+    local sources=(tests/cabi/arguments.c tests/cabi/threads.c examples/c/pair.c)
     RUSTFLAGS=$found "$cargo" build -q -p kvrail-ffi --profile loom --target "$host" \
         --target-dir "$target/sanitize-address" ||
         { notes+=("address: no library"); failed=$((failed + 1)); return; }
-    for source in tests/cabi/arguments.c tests/cabi/threads.c examples/c/pair.c; do
-        name=$(basename "$source" .c)
+    build_fakes "$work" "$target" > "$work/log" 2>&1
+    case $? in
+    0) sources+=("${device_programs[@]}") ;;
+    77) skipped=$((skipped + 1))
+        notes+=("address: device memory SKIPPED: no headers of libibverbs") ;;
+    *) tail -n 20 "$work/log"
+        failed=$((failed + 1)) notes+=("address: the fakes do not build") ;;
+    esac
+    for source in "${sources[@]}"; do
+        name=$(basename "$source" .c) over=()
+        case $name in devmem | provider | engine) over=(over_fakes "$name") ;; esac
         "${CC:-cc}" -std=c11 -O1 -g -fsanitize=address -Iinclude -c "$source" -o "$work/$name.o" &&
             "${CC:-cc}" "$work/$name.o" "$lib" -Wl,--whole-archive "$libs"/librustc-*_rt.asan.a \
                 -Wl,--no-whole-archive -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc \
                 -o "$work/$name" > "$work/log" 2>&1 &&
-            timeout --kill-after=10 120 "$work/$name" > "$work/log" 2>&1 < /dev/null
+            "${over[@]}" timeout --kill-after=10 120 "$work/$name" > "$work/log" 2>&1 < /dev/null
         judge "address C ABI, $name" $? "$work/log" 1
     done
 }

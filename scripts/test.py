@@ -8,6 +8,7 @@ All parts run, also after a failure. Exit code 0 only when nothing failed.
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -51,9 +52,22 @@ def after(target, *args):
     return run
 
 
-def pytest(folder):
+def counted_after(target, *args):
+    """The same for a command that counts its own checks."""
+
     def run(part):
-        for step in (make("plugin"), ["scripts/venv.sh", "demo"], ["scripts/venv.sh", "test"]):
+        built = runner.command(part, make(target))
+        return built if built.failed else script.counted(*args)(part)
+
+    return run
+
+
+def pytest(folder, *before):
+    """A pytest suite; `before` are commands that make what it needs beside plugin and venv."""
+
+    def run(part):
+        for step in (make("plugin"), ["scripts/venv.sh", "demo"], ["scripts/venv.sh", "test"],
+                     *before):
             ready = runner.command(part, step)
             if ready.failed:
                 return ready
@@ -92,6 +106,13 @@ PARTS = [
          command("scripts/test_install.sh"), ["scripts/install.sh"], runner.has("pkg-config")),
     Part("nixl", "the plugin under the real NIXL agents", 2400,
          pytest("tests/nixl"), ["tests/nixl"], runner.wheels_run),
+    Part("rbln", "nixl_rbln: fakes, real agents, and the wheel beside UCX", 1200,
+         pytest("tests/rbln"), ["tests/rbln"], runner.wheels_run),
+    Part("drive", "the published connector of vllm-rbln moves caches through the plugin", 1800,
+         counted_after("plugin", "scripts/drive.sh"),
+         ["scripts/drive.sh", "tests/rbln/drive/drive.py"], runner.wheels_run),
+    Part("vllm", "stock vLLM as a prefill and decode pair, by READ and by WRITE", 2400,
+         pytest("tests/vllm", ["scripts/vllm-venv.sh"]), ["tests/vllm"], runner.wheels_run),
     Part("demo", "the demo end to end, its options and its errors", 1200,
          pytest("tests/demo"), ["tests/demo"], runner.wheels_run),
     Part("lab", "suites over the real libibverbs, inside a kernel with Soft-RoCE", 2400,
@@ -103,6 +124,19 @@ PARTS = [
          script.counted("scripts/valgrind.sh"), ["scripts/valgrind.sh"]),
     Part("failover", "instructions that the loss of a rail costs", 600,
          script.counted("scripts/failover.sh"), ["scripts/failover.sh"], runner.has("gcc")),
+    Part("bench", "`make bench` in small: kvrail and the loop in C over one null NIC", 600,
+         script.counted(sys.executable, "benches/peers/bench.py", "--quick",
+                        "--json", "build/test-logs/bench.json", "--svg",
+                        "build/test-logs/bench.svg"), ["benches/peers/bench.py"],
+         runner.has("valgrind")),
+    Part("budget", "instructions of a descriptor over the null NIC, beside the budget", 1200,
+         script.counted(sys.executable, "benches/null/bench.py", "--gate"),
+         ["benches/budget.json", "benches/null/bench.py"]),
+    Part("between", "no allocation, lock or system call between post and done", 1200,
+         script.counted(sys.executable, "benches/null/between.py"), ["benches/null/between.c"]),
+    Part("nixl-cost", "our instructions of a descriptor through NIXL, beside the budget", 1200,
+         script.counted(sys.executable, "benches/nixl/bench.py", "--gate"),
+         ["benches/budget.json", "benches/nixl/bench.py"], runner.wheels_run),
     Part("sanitize", "tests and the C ABI under the compiler's address and thread sanitizers", 1800,
          script.counted("scripts/sanitize.sh"), ["scripts/sanitize.sh"]),
     Part("fuzz", "each fuzz target with a number of inputs, from its seeds", 1800, fuzz.smoke,
@@ -133,6 +167,8 @@ def main(argv):
     parts = choose(argv)
     if parts is None:
         return 2
+    # A time limit outside: what was started has groups of its own, which are ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # A `make -j` above has a job server that parts cannot reach.
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
         os.environ.pop(name, None)

@@ -15,6 +15,7 @@ tests=("$@")
 # Random cases cost fifty times as much here; the same tests run many without valgrind.
 export PROPTEST_CASES=${PROPTEST_CASES:-4} RUST_BACKTRACE=0
 passed=0 failed=0
+. scripts/fakes-lib.sh
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 memcheck=(valgrind -q --error-exitcode=9 --fair-sched=yes)
@@ -46,19 +47,31 @@ rust_tests() {
     done < <(grep -o '"executable":"[^"]*"' <<< "$built" | cut -d '"' -f 4)
 }
 
-# The C ABI through C programs. threads.c gives back all it took, so what is lost then is a leak;
-# arguments.c forks a child that leaves its parent's engine behind.
+# The C ABI through C programs, device memory over the fake NICs and the fake driver. They give back
+# all they took, so what is lost then is a leak; but two fork a child that leaves its parent's
+# engine behind.
 c_programs() {
-    local name leaks
+    local name leaks source over
+    local sources=(tests/cabi/arguments.c tests/cabi/threads.c)
     "$cargo" build -q -p kvrail-ffi --profile loom || { failed=$((failed + 1)); return; }
-    for name in arguments threads; do
-        leaks=()
-        [ $name = arguments ] || leaks=(--leak-check=full --show-leak-kinds=definite,indirect
-            --errors-for-leak-kinds=definite,indirect)
-        "${CC:-cc}" -std=c11 -O1 -g -Iinclude "tests/cabi/$name.c" "$target/loom/libkvrail.a" \
+    build_fakes "$work" "$target" > "$work/log" 2>&1
+    case $? in
+    0) sources+=("${device_programs[@]}") ;;
+    77) echo "valgrind: C ABI, device memory: SKIPPED: no headers of libibverbs" ;;
+    *) echo "valgrind: the fakes do not build:" && tail -n 20 "$work/log"
+        failed=$((failed + 1)) ;;
+    esac
+    for source in "${sources[@]}"; do
+        name=$(basename "$source" .c) leaks=() over=()
+        case $name in arguments | devmem) ;; *)
+            leaks=(--leak-check=full --show-leak-kinds=definite,indirect
+                --errors-for-leak-kinds=definite,indirect) ;;
+        esac
+        case $name in arguments | threads) ;; *) over=(over_fakes "$name") ;; esac
+        "${CC:-cc}" -std=c11 -O1 -g -Iinclude "$source" "$target/loom/libkvrail.a" \
             -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc -o "$work/$name" > "$work/log" 2>&1 &&
-            "${memcheck[@]}" --child-silent-after-fork=yes "${leaks[@]}" "$work/$name" 10 \
-                < /dev/null > "$work/log" 2>&1
+            "${over[@]}" "${memcheck[@]}" --child-silent-after-fork=yes "${leaks[@]}" \
+                "$work/$name" 10 < /dev/null > "$work/log" 2>&1
         judge "C ABI, $name" $? 1
     done
 }

@@ -5,6 +5,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 die() { printf 'kvrail: %s\n' "$@" >&2; exit 1; }
+. scripts/venv-lib.sh
 
 set_name=${1:-}
 case $set_name in
@@ -25,28 +26,11 @@ if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted
 $packages" ] && "$venv/bin/python" -c pass 2>/dev/null; then
     exit 0
 fi
-make_venv() {
-    rm -rf "$venv"
-    "$python" -c 'import venv' 2>/dev/null || die "Python $version has no venv module" \
-        "install it: apt-get install python3-venv (or python$version-venv)"
-    if "$python" -c 'import ensurepip' 2>/dev/null; then
-        "$python" -m venv "$venv"
-    elif "$python" -m pip --python "$python" --version >/dev/null 2>&1; then
-        # No ensurepip (Debian's python3-venv), but a pip outside that can fill a venv.
-        "$python" -m venv --without-pip "$venv"
-    else
-        die "Python $version can make no virtual environment: ensurepip is missing" \
-            "install it: apt-get install python3-venv (or python$version-venv)"
-    fi
+[ "$(cat "$venv/kvrail-place" 2>/dev/null)" = "$wanted" ] || {
+    make_venv "$python" "$venv"
     echo "$wanted" > "$venv/kvrail-place"
 }
-
-[ "$(cat "$venv/kvrail-place" 2>/dev/null)" = "$wanted" ] || make_venv
-if "$venv/bin/python" -c 'import pip' 2>/dev/null; then
-    pip="$venv/bin/python -m pip"
-else
-    pip="$python -m pip --python $venv/bin/python"
-fi
+pip=$(pip_of "$python" "$venv")
 echo "kvrail: installing into $venv: $(echo "$packages" | grep -v '^#' | tr '\n' ' ')"
 # nixl's own dependencies (torch) are gigabytes that nothing here uses.
 no_deps=--no-deps

@@ -21,6 +21,7 @@ pub mod handle;
 #[cfg(feature = "std")]
 pub mod host;
 pub mod limits;
+mod mutant;
 pub mod nic;
 pub mod status;
 pub mod sync;

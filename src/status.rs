@@ -116,7 +116,9 @@ impl Status {
 
     /// The status of a number, if there is one.
     pub fn from_code(code: i32) -> Option<Status> {
-        Status::ALL.iter().copied().find(|s| s.code() == code)
+        // Its low byte tells it from all others.
+        let status = Status::from_byte(code as u8);
+        (status.code() == code).then_some(status)
     }
 
     /// True for negative codes.
@@ -131,7 +133,7 @@ impl Status {
 
     /// Back from [`Status::byte`]. An unknown byte is a bug and reads as [`Status::Internal`].
     pub(crate) fn from_byte(byte: u8) -> Status {
-        Status::from_code(i32::from(byte.cast_signed())).unwrap_or(Status::Internal)
+        BY_BYTE[byte as usize]
     }
 
     /// One short line that says what the code means, NUL terminated for C.
@@ -175,6 +177,17 @@ impl Status {
     }
 }
 
+/// The status of each byte: a search would cost every look at a transfer 50 instructions.
+static BY_BYTE: [Status; 256] = {
+    let mut table = [Status::Internal; 256];
+    let mut i = 0;
+    while i < Status::ALL.len() {
+        table[Status::ALL[i].byte() as usize] = Status::ALL[i];
+        i += 1;
+    }
+    table
+};
+
 impl core::fmt::Display for Status {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(self.text())
@@ -191,6 +204,11 @@ mod tests {
             assert_eq!(Status::from_byte(a.byte()), *a);
             assert_eq!(Status::from_code(a.code()), Some(*a));
             assert!(Status::ALL[i + 1..].iter().all(|b| b.code() != a.code()), "{a:?}");
+            // A number that differs from a code by whole bytes only is no code.
+            for far in [a.code() + 256, a.code() - 256] {
+                assert_eq!(Status::from_code(far), None);
+            }
         }
+        assert_eq!((Status::from_code(2), Status::from_byte(2)), (None, Status::Internal));
     }
 }

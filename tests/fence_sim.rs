@@ -271,11 +271,15 @@ fn what_arrived_of_a_failed_transfer_is_told_pair_by_pair() {
 }
 
 /// Two peers, few credits for each, little work a round: whoever comes by when credits are there
-/// must not always be the same.
+/// must not always be the same. Nor where a queue is full before the credits are gone.
 #[test]
 fn no_transfer_starves_for_credits() {
-    for (credits, delay, batch) in [(2, 2, 40), (2, 3, 40), (1, 2, 1), (3, 5, 60), (4, 1, 100)] {
-        let port = PortConfig { credits, depth: credits, batch_bytes: batch, delay, ..PORT };
+    let cases = [(2, 2, 40), (2, 3, 40), (1, 2, 1), (3, 5, 60), (4, 1, 100)];
+    for (depth, delay, batch, more) in
+        cases.iter().flat_map(|c| [0, 50].map(|m| (c.0, c.1, c.2, m)))
+    {
+        let credits = depth + more;
+        let port = PortConfig { credits, depth, batch_bytes: batch, delay, ..PORT };
         let setup = Setup { engines: 3, ..with_port(lanes(1), port) };
         let world = World::new(setup);
         let (pairs, room) = random_pairs(&mut Rng::new(26), 400, 40);
@@ -304,6 +308,7 @@ fn no_transfer_starves_for_credits() {
             }
         }
         let shares: Vec<u64> = all.iter().map(|t| done(t) * 100 / whole).collect();
-        assert!(shares.iter().all(|s| *s > 30), "{credits} credits: percent done {shares:?}");
+        let text = format!("{credits} credits, {depth} entries: percent done {shares:?}");
+        assert!(shares.iter().all(|s| *s > 30), "{text}");
     }
 }

@@ -42,6 +42,29 @@ fn a_million_descriptors() {
     fleets(seed(1), most);
 }
 
+/// Plans that failed once: the engine, or what this test knew of it, was wrong.
+#[test]
+fn plans_that_failed_once() {
+    let one = "prefill=1,decode=1,lanes=1,stripe=0";
+    let mut plans = vec![
+        // Transfers starved where queues were full before the credits were gone.
+        (777_000_007_022, "decode=2,transfers=31,ops=300,len=100,faults=0"),
+        // A queue of two entries and a long delay needs its time.
+        (777_000_007_572, "transfers=11,ops=1200,len=25,faults=0"),
+        // Messages that wait for others, on streams that are cut again and again.
+        (777_000_002_540, "transfers=125,ops=1200,len=2,faults=dereg"),
+        (777_000_000_453, "transfers=125,ops=600,len=100,faults=slow+full+access+break"),
+    ];
+    if !cfg!(debug_assertions) {
+        plans.push((777_000_002_946, "transfers=200,ops=1200,len=1,faults=0"));
+    }
+    for (seed, line) in plans {
+        let mut plan = Plan::new(seed);
+        plan.read(one).and_then(|()| plan.read(line)).unwrap();
+        run(&plan).unwrap_or_else(|e| panic!("{}: {e}", plan.command()));
+    }
+}
+
 /// The naive engine: a WRITE that a dead rail may still bring is sent again, and done when that has
 /// arrived. The fleet must see what lands afterwards.
 #[test]

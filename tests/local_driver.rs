@@ -41,11 +41,27 @@ fn child() {
 
 // ---- helpers ----
 
+/// Slot of a local region that is memory of a device.
+const DEVICE: u32 = 3;
+
+#[derive(Clone, Copy)]
 struct OneKey(RemoteKey);
 
 impl Keys for OneKey {
     fn remote(&self, _: u32) -> RemoteKey {
         self.0
+    }
+
+    fn on_host(&self, index: u32) -> bool {
+        index != DEVICE
+    }
+
+    fn whole_lkey(&self, _: u32, _: u32) -> Option<u32> {
+        None
+    }
+
+    fn whole_rkey(&self, _: u32, _: u32) -> Option<u32> {
+        None
     }
 
     fn lkey(&self, _: u32, _: u32, _: u64) -> Option<u32> {
@@ -81,11 +97,15 @@ impl Rig {
     }
 
     fn go(&mut self, direction: Direction) -> WrStatus {
+        self.go_with(direction, 0)
+    }
+
+    fn go_with(&mut self, direction: Direction, local_region: u32) -> WrStatus {
         let op = Op {
             local: self.buffer.as_ptr() as u64,
             remote: self.remote,
             len: BYTES as u32,
-            local_region: 0,
+            local_region,
             remote_region: 0,
             tag: 0,
         };
@@ -208,6 +228,12 @@ fn a_withdrawn_region_is_not_entered() {
         let mut rig = Rig::new(&share.offer(1), theirs.as_ptr() as u64);
         assert_eq!(rig.go(Direction::Read), WrStatus::Success);
         assert!(rig.buffer.iter().all(|&b| b == 3));
+        // Nor what is a device's here: something else lies at its address.
+        rig.buffer.fill(0xEE);
+        for direction in [Direction::Read, Direction::Write] {
+            assert_eq!(rig.go_with(direction, DEVICE), WrStatus::LocalAccess);
+        }
+        assert!(rig.buffer.iter().all(|&b| b == 0xEE) && theirs.iter().all(|&b| b == 3));
         share.withdraw(0);
         rig.buffer.fill(0xEE);
         assert_eq!(rig.go(Direction::Read), WrStatus::RemoteAccess);

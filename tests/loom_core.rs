@@ -301,7 +301,9 @@ fn nothing_is_done_before_a_dead_rail_is_fenced() {
             r.landing.with_mut(|m| unsafe { *m += 100 });
             r.core.fence(0, PEER);
         });
-        // The first lane finds that its rail is gone and hands on, the second one carries.
+        // The first lane finds that its rail is gone and hands on, the second one carries, and what
+        // it carried is looked at the next time.
+        rig.core.poll();
         rig.core.poll();
         if rig.core.check(rig.transfer) == Ok(Status::Ok) {
             // SAFETY: loom checks that nothing lands any more.

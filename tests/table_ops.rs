@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 
 use kvrail::status::Status;
 use kvrail::table::{
-    build_indexed, build_ops, Desc, Full, Listed, Op, OpSink, PrepareError, Reason, RegionView,
-    Shape, Side, SliceSink, Stride, Strided, Summary, Table, TableError, Wanted, NO_SEAMS,
+    build_indexed, build_ops, Desc, Known, Listed, Op, PrepareError, Reason, RegionView, Shape,
+    SliceSink, Stride, Strided, Summary, Table, TableError, Wanted, NO_SEAMS,
 };
 use proptest::prelude::*;
-use table_oracle::{check, decode, fuzz_ops, Case, Form, List, Log, Outcome, Region};
+use table_oracle::{check, decode, fuzz_ops, Asked, Case, Form, List, Log, Outcome, Region};
 
 const LOCAL: u64 = 1 << 56 | 7 << 24;
 const REMOTE: u64 = 2 << 56 | 7 << 24;
@@ -95,18 +95,13 @@ fn seeded_inputs_equal_the_reference_and_reach_every_outcome() {
             Outcome::Refused(r) => format!("{r:?}").split([' ', '(']).next().unwrap().into(),
             Outcome::Built(Summary { ops: 0, .. }, _) => "built nothing".into(),
             Outcome::Built(s, ops) => {
-                let pairs = match &case.local.form {
-                    Form::Flat(d) if case.listed => d.len(),
-                    _ => case.local.indices.len(),
-                };
                 let most = u64::from(case.wanted.op_bytes.get());
                 let joins = ops.windows(2).any(|w| w[1].first_pair() > w[0].first_pair() + 1);
                 let cuts = ops.windows(2).any(|w| w[1].first_pair() == w[0].first_pair());
                 assert!(s.bytes <= s.ops * most);
-                format!(
-                    "built, joins {joins}, cuts {cuts}, regions {}",
-                    pairs > 0 && s.region_runs > 1
-                )
+                let place = |op: &Op| (op.local_region, op.remote_region);
+                let regions = ops.windows(2).any(|w| place(&w[0]) != place(&w[1]));
+                format!("built, joins {joins}, cuts {cuts}, regions {regions}")
             }
         };
         *seen.entry(kind).or_default() += 1;
@@ -161,7 +156,8 @@ proptest! {
         let (Form::Flat(l), Form::Flat(r)) = (&case.local.form, &case.remote.form) else {
             unreachable!()
         };
-        let summary = build_ops(Listed(l), Listed(r), case.wanted, &case, &mut log).unwrap();
+        let mut asked = Asked::of(&case);
+        let summary = build_ops(Listed(l), Listed(r), case.wanted, &mut asked, &mut log).unwrap();
         prop_assert_eq!(summary.bytes, lens.iter().sum::<u64>());
         let (head, tail) = pieces.split_at(gap.min(pieces.len()));
         let mut rest = &log.ops[..];
@@ -210,7 +206,7 @@ fn no_length_leaves_an_empty_or_tiny_op() {
                 unreachable!()
             };
             let mut log = Log::default();
-            build_ops(Listed(l), Listed(r), case.wanted, &case, &mut log).unwrap();
+            build_ops(Listed(l), Listed(r), case.wanted, &mut Asked::of(&case), &mut log).unwrap();
             assert_eq!(log.ops.len() as u64, len.div_ceil(u64::from(op_bytes)));
             check_cut(&log.ops, &[(8192, len)], op_bytes);
         }
@@ -265,7 +261,8 @@ fn a_zero_pair_is_named() {
     let (Form::Flat(l), Form::Flat(r)) = (&case.local.form, &case.remote.form) else {
         unreachable!()
     };
-    let e = build_ops(Listed(l), Listed(r), case.wanted, &case, &mut log).unwrap_err();
+    let e =
+        build_ops(Listed(l), Listed(r), case.wanted, &mut Asked::of(&case), &mut log).unwrap_err();
     assert_eq!((e.status, e.pair, e.side), (Status::Invalid, 1, None));
     assert_eq!(
         e.to_string(),
@@ -283,6 +280,16 @@ fn handle_zero_is_stale_even_as_the_first() {
     let Form::Flat(l) = &mut case.local.form else { unreachable!() };
     l[0].region = u64::MAX;
     assert_eq!(refusal_of(&case), Reason::UnknownRegion { region: u64::MAX });
+}
+
+#[test]
+fn no_handle_finds_a_vacant_place() {
+    for places in [2, 64] {
+        let known: Vec<Known> = (0..places).map(Known::vacant).collect();
+        for raw in [0, LOCAL, REMOTE, u64::MAX - 1, u64::MAX] {
+            assert_eq!(Known::find(&known, raw), None, "{raw:#x} among {places}");
+        }
+    }
 }
 
 fn strided(parts: Vec<Stride>, indices: Vec<u32>) -> List {
@@ -355,7 +362,8 @@ fn a_table_of_six_million_blocks_is_not_expanded() {
     case.local.regions[0].view.len = 1 << 40;
     let mut log = Log::default();
     let remote = (Table::Flat(&flat), &numbers[..]);
-    build_indexed((table, &indices), remote, wanted(4096), &case, &mut log).unwrap();
+    build_indexed((table, &indices), remote, wanted(4096), &mut Asked::of(&case), &mut log)
+        .unwrap();
     let want: Vec<u64> = indices.iter().map(|&i| u64::from(i) * 64).collect();
     assert_eq!(log.ops.iter().map(|op| op.local).collect::<Vec<_>>(), want);
 }
@@ -392,7 +400,7 @@ fn a_full_sink_says_so() {
     for room in 0..=8 {
         let mut ops = vec![bytemuck::Zeroable::zeroed(); room];
         let mut sink = SliceSink::new(&mut ops);
-        let got = build_ops(Listed(l), Listed(r), case.wanted, &case, &mut sink);
+        let got = build_ops(Listed(l), Listed(r), case.wanted, &mut Asked::of(&case), &mut sink);
         assert_eq!(sink.ops().len(), room);
         if room == 8 {
             assert_eq!(got.unwrap().ops, 8);
@@ -405,36 +413,6 @@ fn a_full_sink_says_so() {
             "{e}"
         );
     }
-}
-
-/// Takes no region beyond the first.
-struct OneRegion(u32);
-
-impl OpSink for OneRegion {
-    fn push(&mut self, _: Op) -> Result<(), Full> {
-        Ok(())
-    }
-    fn region(&mut self, _: Side, _: u32, _: u32) -> Result<(), Full> {
-        self.0 += 1;
-        let full = Full { status: Status::Capacity, what: "regions of one transfer", limit: 1 };
-        if self.0 > 1 {
-            Err(full)
-        } else {
-            Ok(())
-        }
-    }
-}
-
-#[test]
-fn a_sink_may_refuse_a_region() {
-    let case = lists(0, 4096, &[(0, 64)], &[(0, 64)], 16);
-    let (Form::Flat(l), Form::Flat(r)) = (&case.local.form, &case.remote.form) else {
-        unreachable!()
-    };
-    let got = build_ops(Listed(l), Listed(r), case.wanted, &case, &mut OneRegion(0));
-    let e = got.unwrap_err();
-    assert_eq!((e.status, e.pair, e.side), (Status::Capacity, 0, Some(Side::Remote)));
-    assert!(e.to_string().contains("at most 1 regions of one transfer"), "{e}");
 }
 
 #[test]

@@ -38,10 +38,14 @@ mod byhand;
 mod cost;
 #[path = "verbs_engine/cycles.rs"]
 mod cycles;
+#[path = "verbs_engine/devmem.rs"]
+mod devmem;
 #[path = "verbs_engine/events.rs"]
 mod events;
 #[path = "verbs_engine/faults.rs"]
 mod faults;
+#[path = "verbs_engine/flush.rs"]
+mod flush;
 #[path = "verbs_engine/graves.rs"]
 mod graves;
 #[path = "verbs_engine/limits.rs"]

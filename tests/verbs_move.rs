@@ -2,7 +2,8 @@
 //!
 //! * By itself the test builds the fake (`tests/fakeverbs`) and loads it.
 //! * In the lab: `KVRAIL_TEST_RAIL=ra0@a0=10.1.0.1,rb0@b0=10.1.0.2` names device, netdev and
-//!   address of both ends; `KVRAIL_IBVERBS` a library other than the system's.
+//!   address of both ends; `KVRAIL_IBVERBS` a library other than the system's;
+//!   `KVRAIL_TEST_DMABUF` what its dma-bufs are: `udmabuf`, `heap`, both, or `refused`.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -10,6 +11,8 @@
     reason = "tests fail by panicking"
 )]
 
+#[path = "verbs_move/dmabuf.rs"]
+mod dmabuf;
 #[path = "verbs_move/pair.rs"]
 mod pair;
 

@@ -38,5 +38,8 @@ fn the_cards_node_counts_unless_a_node_is_given() {
     // The runtime shows this process the last card only, as its first.
     std::env::set_var("RBLN_VISIBLE_DEVICES", "7");
     says(refused(0, -1), "3");
+    // The same card by its place among those that are here.
+    std::env::set_var("RBLN_VISIBLE_DEVICES", "1");
+    says(refused(0, -1), "3");
     fs::remove_dir_all(&root).unwrap();
 }

@@ -43,8 +43,8 @@ def phase_of(function):
     return found.group(1) if found and found.group(1) in PHASES else None
 
 
-def read(path):
-    """The counts in one file of callgrind's."""
+def read(path, phase_of=phase_of):
+    """The counts in one file of callgrind's. `phase_of`: what a function is a phase of, or None."""
     out, events, binary, function, called = Counts(), [], "", "", None
     for text in Path(path).read_text(errors="replace").splitlines():
         head, equals, value = text.partition("=")

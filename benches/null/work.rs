@@ -5,44 +5,48 @@
 //! and eight devices, of which `fake4` to `fake7` are the peer's.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a bench fails so")]
 
+#[path = "sides.rs"]
+mod sides;
+
 use core::hint::black_box;
-use core::time::Duration;
 use std::time::Instant;
 
-use kvrail::host::config::Config;
 use kvrail::host::engine::Engine;
 use kvrail::status::Status;
-use kvrail::table::{Desc, Direction};
+use kvrail::table::Direction;
+use sides::{engine, groups, imported, meet, side, Args, Group, Random};
 
 const RAILS: usize = 4;
-/// Only against hangs.
-const HANG: Duration = Duration::from_secs(120);
 
 /// What is carried, and how often.
 struct Work {
     direction: Direction,
     /// Prepared once, posted each time.
     again: bool,
+    groups: Vec<Group>,
+    /// Descriptors of one transfer at most: groups may have a few more blocks.
     descs: usize,
-    len: u64,
-    regions: usize,
-    /// Blocks in order without gaps: everything merges.
-    contiguous: bool,
+    /// `random`, `layers`, `contiguous` or `gather`: see [`order`].
+    order: String,
+    /// Transfers at a time.
+    requests: usize,
     rounds: u32,
+    /// With progress threads on both sides, which spin and never sleep.
+    threads: bool,
 }
 
-/// The transfer's parties, and the index lists into their tables.
+/// The transfers' parties, and the index lists into their tables, one of each side a transfer.
 struct Sides {
     engine: Engine,
     peer: u64,
     tables: [u64; 2],
-    lists: [Vec<u32>; 2],
+    lists: Vec<[Vec<u32>; 2]>,
 }
 
 #[inline(never)]
-fn phase_prepare(s: &Sides, direction: Direction) -> u64 {
+fn phase_prepare(s: &Sides, direction: Direction, request: usize) -> u64 {
     let [local, remote] = s.tables;
-    let [here, there] = [&s.lists[0], &s.lists[1]];
+    let [here, there] = &s.lists[request];
     s.engine.prepare(direction, s.peer, local, here, remote, there).unwrap().raw()
 }
 
@@ -66,131 +70,136 @@ fn phase_release(s: &Sides, transfer: u64) {
 }
 
 fn parsed() -> Work {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let [op, kind, descs, len, regions, order, rounds] = &args[..] else {
-        panic!("usage: null-work write|read fresh|again DESCS LEN REGIONS random|contiguous ROUNDS")
+    let mut args = Args::new();
+    let w = Work {
+        direction: match args.word("op", &["write", "read"]).as_str() {
+            "read" => Direction::Read,
+            _ => Direction::Write,
+        },
+        again: args.word("kind", &["fresh", "again"]) == "again",
+        groups: groups(&args.text("groups", "1:1024:10000")),
+        descs: args.number("descs", u64::MAX) as usize,
+        order: args.word("order", &["random", "layers", "contiguous", "gather"]),
+        requests: args.number("requests", 1) as usize,
+        rounds: args.number("rounds", 1) as u32,
+        threads: args.number("threads", 0) != 0,
     };
-    let one_of = |value: &str, no: &str, yes: &str| {
-        assert!(value == no || value == yes, "`{value}` is neither `{no}` nor `{yes}`");
-        value == yes
-    };
-    let read = one_of(op, "write", "read");
-    Work {
-        direction: if read { Direction::Read } else { Direction::Write },
-        again: one_of(kind, "fresh", "again"),
-        descs: descs.parse().expect("DESCS is a number"),
-        len: len.parse().expect("LEN is a number"),
-        regions: regions.parse().expect("REGIONS is a number"),
-        contiguous: one_of(order, "random", "contiguous"),
-        rounds: rounds.parse().expect("ROUNDS is a number"),
+    args.end();
+    w
+}
+
+/// The blocks of each transfer on one side, in its order. `random`: all shuffled, none beside its
+/// neighbour; `layers`: region by region, the same pages of each, which are shuffled, as in a KV
+/// cache; `contiguous`: all in order without gaps; `gather`: in order without gaps at the peer and
+/// shuffled here.
+fn order(w: &Work, far: bool) -> Vec<Vec<u32>> {
+    let mut random = Random(if far { 0xd1b5_4a32_d192_ed03 } else { 0x9e37_79b9_7f4a_7c15 });
+    let in_order = w.order == "contiguous" || (far && w.order == "gather");
+    if w.order != "layers" {
+        assert_eq!(w.requests, 1, "only layers have requests");
+        let all: usize = w.groups.iter().map(|g| g.regions * g.blocks).sum();
+        let mut list: Vec<u32> = (0..all.min(w.descs) as u32).collect();
+        if !in_order {
+            random.shuffle(&mut list);
+        }
+        return vec![list];
     }
-}
-
-fn engine(name: &str, from: usize, background: bool) -> Engine {
-    let nics: Vec<_> = (from..from + RAILS).map(|i| format!("fake{i}")).collect();
-    let config = Config {
-        name: name.into(),
-        nics: nics.join(","),
-        transport: "verbs".into(),
-        listen_ip: "127.0.0.1".into(),
-        stripe_width: 0,
-        progress_thread: background,
-        max_peers: 8,
-        connect_timeout_ms: 60_000,
-        // Under valgrind time runs for the clock and not for us.
-        rail_timeout_ms: 20_000,
-        peer_timeout_ms: 120_000,
-        keepalive_ms: 0,
-        ..Config::default()
-    };
-    let mut set = config;
-    set.apply_env().unwrap();
-    Engine::new(set).unwrap()
-}
-
-/// Memory of one side, its regions, and its cells as descriptors (regions still to be filled in).
-fn memory(w: &Work) -> (Vec<u8>, Vec<Desc>, u64) {
-    let stride = if w.contiguous { w.len } else { 2 * w.len };
-    let cells = w.descs.div_ceil(w.regions);
-    let part = cells as u64 * stride;
-    // Zeroed, and the null NIC touches none of it: pages are never made.
-    let bytes = vec![0u8; part as usize * w.regions];
-    let base = bytes.as_ptr() as u64;
-    let desc = |i: usize| {
-        let (region, cell) = ((i / cells) as u64, (i % cells) as u64);
-        Desc { addr: base + region * part + cell * stride, len: w.len, dev: 0, region }
-    };
-    (bytes, (0..w.descs).map(desc).collect(), part)
-}
-
-fn order(w: &Work, seed: u64) -> Vec<u32> {
-    let mut list: Vec<u32> = (0..w.descs as u32).collect();
-    if w.contiguous {
-        return list;
+    let mut lists = vec![Vec::new(); w.requests];
+    let mut first = 0;
+    for g in &w.groups {
+        let cells = g.blocks * w.requests;
+        let mut pages: Vec<u32> = (0..cells as u32).collect();
+        random.shuffle(&mut pages);
+        for _ in 0..g.regions {
+            for (list, own) in lists.iter_mut().zip(pages.chunks(g.blocks)) {
+                list.extend(own.iter().map(|p| first + p));
+            }
+            first += cells as u32;
+        }
     }
-    let mut x = seed;
-    for i in (1..list.len()).rev() {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        list.swap(i, (x % (i as u64 + 1)) as usize);
+    lists
+}
+
+/// What `between.c` offers, where it is loaded: told when a transfer is posted (1) and done (0).
+fn marker() -> Option<extern "C" fn(i32)> {
+    // SAFETY: a name that ends in NUL.
+    let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"between_mark".as_ptr()) };
+    if at.is_null() {
+        return None;
     }
-    list
+    // SAFETY: `void between_mark(int)`.
+    Some(unsafe { core::mem::transmute::<*mut libc::c_void, extern "C" fn(i32)>(at) })
 }
 
-fn register(e: &Engine, w: &Work, bytes: &[u8], part: u64) -> Vec<u64> {
-    let base = bytes.as_ptr() as u64;
-    let one = |i: usize| e.register(base + i as u64 * part, part, 0).unwrap().raw();
-    (0..w.regions).map(one).collect()
-}
-
-fn main() {
-    let w = parsed();
-    let (a, b) = (engine("a", 0, false), engine("b", RAILS, true));
-    let (here, mut local, part) = memory(&w);
-    let (there, mut remote, _) = memory(&w);
-    let mine = register(&a, &w, &here, part);
-    let theirs = register(&b, &w, &there, part);
-    let peer = a.peer_add(b.metadata(), None).unwrap().raw();
-    a.peer_connect(peer, HANG).unwrap();
-    let import = |r: &u64| a.region_import(peer, &b.region_metadata(*r).unwrap()).unwrap().raw();
-    let theirs: Vec<u64> = theirs.iter().map(import).collect();
-    local.iter_mut().for_each(|d| d.region = mine[d.region as usize]);
-    remote.iter_mut().for_each(|d| d.region = theirs[d.region as usize]);
-    let tables = [&local, &remote].map(|t| a.table_create(t).unwrap().raw());
-    let lists = [order(&w, 0x9e37_79b9_7f4a_7c15), order(&w, 0xd1b5_4a32_d192_ed03)];
-    let s = Sides { engine: a, peer, tables, lists };
+fn run(w: &Work, s: &Sides) -> [Vec<u64>; 4] {
     let mut ns: [Vec<u64>; 4] = Default::default();
-    let mut kept = w.again.then(|| phase_prepare(&s, w.direction));
-    let mut polls = 0;
-    for _ in 0..w.rounds {
+    let mark = marker();
+    if mark.is_some() {
+        // What connecting began beside this thread has ended then; a progress thread still spins.
+        std::thread::sleep(core::time::Duration::from_millis(500));
+    }
+    let prepare = |i| phase_prepare(s, w.direction, i);
+    let mut transfers: Vec<u64> = Vec::new();
+    for round in 0..w.rounds {
         let t0 = Instant::now();
-        let t = kept.unwrap_or_else(|| phase_prepare(&s, w.direction));
+        if !w.again || round == 0 {
+            transfers.clear();
+            transfers.extend((0..w.requests).map(prepare));
+        }
         let t1 = Instant::now();
-        black_box(phase_post(&s, t));
+        mark.inspect(|m| m(1));
+        for &t in &transfers {
+            black_box(phase_post(s, t));
+        }
         let t2 = Instant::now();
-        polls += phase_poll(&s, t);
+        for &t in &transfers {
+            black_box(phase_poll(s, t));
+        }
+        mark.inspect(|m| m(0));
         let t3 = Instant::now();
-        if !w.again {
-            phase_release(&s, t);
+        if !w.again || round + 1 == w.rounds {
+            transfers.iter().for_each(|&t| phase_release(s, t));
         }
         let t4 = Instant::now();
         for (list, (from, to)) in ns.iter_mut().zip([(t0, t1), (t1, t2), (t2, t3), (t3, t4)]) {
             list.push((to - from).as_nanos() as u64);
         }
     }
-    if let Some(t) = kept.take() {
-        s.engine.release(t).unwrap();
-    }
-    let medians = ns.map(|mut list| {
+    ns
+}
+
+fn main() {
+    let w = parsed();
+    let a = engine("a", 0, RAILS, |c| {
+        c.progress_thread = w.threads;
+        c.spin_us = if w.threads { 1_000_000 } else { 50 };
+    });
+    // Nobody asks anything of it: its threads sleep.
+    let b = engine("b", RAILS, RAILS, |_| ());
+    let near = side(&a, &w.groups, w.requests, matches!(w.order.as_str(), "random" | "gather"));
+    let far = side(&b, &w.groups, w.requests, w.order == "random");
+    let (peer, handles) = meet(&a, &b, &far.regions);
+    let tables = [&near.descs, &imported(&far, &handles)].map(|t| a.table_create(t).unwrap().raw());
+    let [here, there] = [order(&w, false), order(&w, true)];
+    let lists: Vec<_> = here.into_iter().zip(there).map(|(h, t)| [h, t]).collect();
+    let descs: usize = lists.iter().map(|l| l[0].len()).sum();
+    let bytes: u64 = lists.iter().flat_map(|l| &l[0]).map(|&i| near.descs[i as usize].len).sum();
+    let s = Sides { engine: a, peer, tables, lists };
+    let medians = run(&w, &s).map(|mut list| {
         list.sort_unstable();
         list.get(list.len() / 2).copied().unwrap_or(0)
     });
-    let rails: Vec<u64> = (0..RAILS as u32)
-        .map(|i| s.engine.rail_info(i).unwrap())
-        .map(|r| r.bytes_read + r.bytes_written)
-        .collect();
-    let moved = w.descs as u64 * w.len * u64::from(w.rounds);
+    let infos: Vec<_> = (0..RAILS as u32).map(|i| s.engine.rail_info(i).unwrap()).collect();
+    let rails: Vec<u64> = infos.iter().map(|r| r.bytes_read + r.bytes_written).collect();
+    let taken = (0..RAILS).map(|i| sides::counter(&format!("fake{i}.wr_null"))).sum::<u64>();
+    let wrs = taken / u64::from(w.rounds.max(1));
+    let moved = bytes * u64::from(w.rounds);
     assert_eq!(rails.iter().sum::<u64>(), moved, "{rails:?}: all over the rails");
-    println!("{{\"ns\": {medians:?}, \"rail_bytes\": {rails:?}, \"polls\": {polls}}}");
+    println!(
+        "{{\"ns\": {medians:?}, \"rail_bytes\": {rails:?}, \"descriptors\": {descs}, \
+         \"bytes\": {bytes}, \"work_requests\": {wrs}}}"
+    );
+    // Before the memory that they have registered.
+    drop((s, b));
+    drop((near.memory, far.memory));
 }

@@ -33,12 +33,15 @@ if [ -f "$plugin" ] && [ -z "$(find "$here" "$lib/libkvrail.a" "$include/kvrail.
     echo "$plugin"
     exit 0
 fi
+# For nixl_rbln; the plugin itself does not call all of them. -Bsymbolic-functions: never those of
+# a libkvrail.so that the process has loaded too.
+wanted=$(sed -n 's/^ *\(kvr_[a-z_]*\);$/-Wl,-u,\1/p' "$here/exports.map")
 # Linked under another name and then renamed: an agent may have the old file mapped.
 # -fno-gnu-unique: a unique symbol of libstdc++'s headers would be exported past the version script.
 ${CXX:-g++} -std=c++17 -O2 -fPIC -shared -fvisibility=hidden -fno-gnu-unique \
     -ffunction-sections -fdata-sections -Wall -Wextra -Werror -pedantic \
     -I"$include" "$here/plugin.cpp" "$here/engine.cpp" -o "$out/.libplugin_RBLN.so.new" \
-    -Wl,-z,defs -Wl,--version-script="$here/exports.map" -Wl,--exclude-libs,ALL \
+    -Wl,-z,defs -Wl,--version-script="$here/exports.map" -Wl,-Bsymbolic-functions $wanted \
     -Wl,--gc-sections -Wl,--as-needed "$lib/libkvrail.a" -lpthread -ldl -lm
 mv "$out/.libplugin_RBLN.so.new" "$plugin"
 echo "$plugin"

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <dlfcn.h>
 #include <exception>
 #include <memory>
 #include <new>
@@ -36,6 +38,15 @@ const kvr_desc *descsOf(const nixl_meta_dlist_t &list) noexcept {
 
 void complain(const std::string &what, kvr_status status) {
     say(what + ": " + lastError(status));
+}
+
+// Whether this process has loaded the CUDA driver already, under the name by which
+// kvr_devmem_cuda() loads it.
+bool cudaLoaded() noexcept {
+    const char *name = std::getenv("KVRAIL_LIBCUDA");
+    void *lib = dlopen(name && *name ? name : "libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (lib) dlclose(lib);
+    return lib != nullptr;
 }
 
 enum class Rate { Every, Some }; // of the refusals that are logged
@@ -122,7 +133,10 @@ Engine::Engine(const nixlBackendInitParams &init, const kvr_config &config, kvr_
     : nixlBackendEngine(init),
       engine_(engine),
       connectMs_(config.connect_timeout_ms),
-      releaseMs_(config.release_timeout_ms) {}
+      releaseMs_(config.release_timeout_ms),
+      vram_(!std::strcmp(config.devmem, "cuda")   ? Vram::Cuda
+            : !std::strcmp(config.devmem, "none") ? Vram::Device
+                                                  : Vram::Auto) {}
 
 Engine::~Engine() {
     guarded("destroying the engine", [&] { return kvr_engine_destroy(engine_); });
@@ -133,16 +147,61 @@ kvr_status Engine::findPeer(const std::string &agent, kvr_peer &out) const {
     return kvr_peer_find(engine_, agent.data(), agent.size(), &out);
 }
 
+// CUDA memory is exported as a dma-buf. Where nobody said that it is CUDA's, its driver is asked if
+// the process has it anyway; an address that it does not know, or that driver, kernel or NIC cannot
+// have as a dma-buf, goes to the peer-memory modules as it is. Not where the caller is at fault.
+kvr_status Engine::registerOne(const Behind &behind, kvr_segment &one) const {
+    if (behind.kind == KVR_MEM_DMABUF || behind.coherent)
+        return kvr_region_register_segments(engine_, &one, 1);
+    const bool perhaps = behind.cuda == Behind::Cuda::Perhaps;
+    const bool must = behind.cuda == Behind::Cuda::Yes || (perhaps && vram_ == Vram::Cuda);
+    const bool may = perhaps && vram_ == Vram::Auto && cudaLoaded();
+    std::string cudas;
+    bool broke = false;
+    if (must || may) {
+        const kvr_devmem_ops *ops = nullptr;
+        std::size_t n = 1;
+        kvr_segment lent{};
+        kvr_status made = kvr_devmem_cuda(&ops);
+        if (made == KVR_OK)
+            made = kvr_region_register_device(engine_, ops, one.addr, one.len, &lent, &n);
+        one.region = lent.region;
+        broke = made == KVR_ERR_OS;
+        if (must || (!broke && made != KVR_ERR_NOT_FOUND && made != KVR_ERR_UNSUPPORTED))
+            return made;
+        cudas = lastError(made);
+    }
+    const kvr_status made =
+        kvr_region_register(engine_, one.addr, one.len, behind.kind, &one.region);
+    // What ought to have worked is told also where the other way does.
+    if (may && (made != KVR_OK || (broke && mayLog())))
+        say("registerMem, as CUDA memory: " + cudas);
+    return made;
+}
+
 nixl_status_t
 Engine::registerMem(const nixlBlobDesc &mem, const nixl_mem_t &type, nixlBackendMD *&out) {
     if (type != DRAM_SEG && type != VRAM_SEG) return NIXL_ERR_NOT_SUPPORTED;
-    return guarded("registerMem", [&] {
-        kvr_region region = 0;
-        const std::uint32_t kind = type == VRAM_SEG ? KVR_MEM_DEVICE : KVR_MEM_HOST;
-        const kvr_status status = kvr_region_register(engine_, mem.addr, mem.len, kind, &region);
-        if (status == KVR_OK) out = opaqueOf<nixlBackendMD>(region);
-        return status;
+    nixl_status_t refused = NIXL_SUCCESS;
+    const nixl_status_t status = guarded("registerMem", [&]() -> kvr_status {
+        Behind behind;
+        const std::string why = readMeta(mem.metaInfo, type, behind);
+        if (!why.empty()) {
+            say("registerMem: " + why);
+            refused = NIXL_ERR_INVALID_PARAM;
+            return KVR_OK;
+        }
+        kvr_segment one{};
+        one.addr = mem.addr;
+        one.len = mem.len;
+        one.offset = behind.offset;
+        one.fd = behind.fd;
+        one.flags = behind.coherent ? KVR_SEGMENT_COHERENT : 0;
+        const kvr_status made = registerOne(behind, one);
+        if (made == KVR_OK) out = opaqueOf<nixlBackendMD>(one.region);
+        return made;
     });
+    return refused == NIXL_SUCCESS ? status : refused;
 }
 
 // The agent ignores the result and its user frees the memory, so a busy region is not left
@@ -229,7 +288,9 @@ nixl_status_t Engine::releaseReqH(nixlBackendReqH *handle) const {
         if (status == KVR_ERR_BUSY) {
             {
                 std::lock_guard<std::mutex> hold(refusedLock_);
-                if (refused_.insert(transfer).second) return status;
+                const bool first = refused_.insert(transfer).second;
+                refusedCount_.store(refused_.size(), std::memory_order_relaxed);
+                if (first) return status;
             }
             using Clock = std::chrono::steady_clock;
             const auto end = Clock::now() + std::chrono::milliseconds(4ull * releaseMs_);
@@ -242,8 +303,13 @@ nixl_status_t Engine::releaseReqH(nixlBackendReqH *handle) const {
                     "kept for good and its memory must not be reused: " +
                     lastError(status));
         }
+        // No thread waits for another one where nothing was refused. The refusal of this very
+        // handle is seen: whoever releases it again heard of that first.
+        if (status == KVR_ERR_BUSY || refusedCount_.load(std::memory_order_relaxed) == 0)
+            return status;
         std::lock_guard<std::mutex> hold(refusedLock_);
-        if (status != KVR_ERR_BUSY) refused_.erase(transfer);
+        refused_.erase(transfer);
+        refusedCount_.store(refused_.size(), std::memory_order_relaxed);
         return status;
     });
 }

@@ -7,8 +7,11 @@
 #pragma once
 
 #include "kvrail.h"
+#include "memory.hpp"
 #include "nixl_abi.hpp"
 
+#include <atomic>
+#include <cstddef>
 #include <mutex>
 #include <unordered_set>
 
@@ -53,12 +56,15 @@ public:
 private:
     Engine(const nixlBackendInitParams &init, const kvr_config &config, kvr_engine *engine);
     kvr_status findPeer(const std::string &agent, kvr_peer &out) const;
+    kvr_status registerOne(const Behind &behind, kvr_segment &one) const;
 
     kvr_engine *const engine_;
     const std::uint32_t connectMs_;
     const std::uint32_t releaseMs_;
+    const enum class Vram { Auto, Device, Cuda } vram_; // about which nothing is said
     mutable std::mutex refusedLock_;
     mutable std::unordered_set<kvr_transfer> refused_; // releaseReqH said no once: not again
+    mutable std::atomic<std::size_t> refusedCount_{0}; // its size, to be read without the lock
 };
 
 } // namespace kvrail

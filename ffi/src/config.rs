@@ -49,7 +49,7 @@ macro_rules! fields {
             link_debounce_ms,
             peer_timeout_ms
         );
-        $each_string!(name, listen_ip, transport, nics);
+        $each_string!(name, listen_ip, transport, nics, devmem);
     };
 }
 

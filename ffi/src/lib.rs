@@ -10,6 +10,8 @@ mod barrier;
 mod pointer;
 
 pub mod config;
+pub mod cuda;
+pub mod devmem;
 pub mod engine;
 pub mod error;
 pub mod event;

@@ -13,7 +13,7 @@ use crate::types::{
 };
 
 /// Largest `struct_size` that is believed.
-const STRUCT_MAX: usize = 4096;
+pub(crate) const STRUCT_MAX: usize = 4096;
 
 /// Types of the ABI that are the engine's own under another name.
 ///
@@ -60,7 +60,7 @@ macro_rules! versioned {
 }
 versioned!(kvr_config, kvr_transfer_info, kvr_rail_info, kvr_engine_info);
 
-fn check<T>(pointer: *const T, what: &str) -> Result<()> {
+pub(crate) fn check<T>(pointer: *const T, what: &str) -> Result<()> {
     if pointer.is_null() {
         return invalid(format!("{what} is NULL; pass a valid pointer"));
     }
@@ -285,10 +285,10 @@ pub(crate) unsafe fn write_versioned<T: Versioned>(
 /// The caller's context of a callback, which the caller lets other threads use.
 pub(crate) struct Context(pub(crate) *mut c_void);
 
-// SAFETY: F8: what takes a callback asks for a context that its threads may use: any thread for
-// the log, the control thread for events.
+// SAFETY: F8, F10: what takes a callback asks for a context that its threads may use: any thread
+// for the log and for providers, the control thread for events.
 unsafe impl Send for Context {}
-// SAFETY: F8: as above, several at a time for the log.
+// SAFETY: F8, F10: as above, several at a time for the log and for providers.
 unsafe impl Sync for Context {}
 
 impl Context {

@@ -6,16 +6,18 @@ use kvrail_core::status::Status;
 
 use crate::barrier::{guard, invalid};
 use crate::engine::{engine, kvr_engine};
-use crate::pointer::{bytes, fill, Out};
-use crate::types::{kvr_peer, kvr_region, kvr_status, KVR_DEREGISTER_CANCEL};
+use crate::pointer::{bytes, fill, slice_mut, Out};
+use crate::types::{kvr_desc, kvr_peer, kvr_region, kvr_status, KVR_DEREGISTER_CANCEL};
 
-/// Registers `len` bytes at `addr` with every rail. `mem` is KVR_MEM_HOST or KVR_MEM_DEVICE.
+/// Registers `len` bytes at `addr` with every rail. `mem` is KVR_MEM_HOST or KVR_MEM_DEVICE. For a
+/// dma-buf, and for a device's memory that needs no flush: kvr_region_register_segments().
 ///
 /// Ownership: the memory stays the caller's and must stay mapped until kvr_region_deregister()
 /// returned KVR_OK.
 /// Errors: KVR_ERR_INVALID for an empty or wrapping range; KVR_ERR_UNSUPPORTED for the kind of
-/// memory; KVR_ERR_CAPACITY at `max_regions`; KVR_ERR_OS when a NIC refused it (the text says which
-/// and why), KVR_ERR_NO_RAIL when every NIC has failed. After an error nothing stays registered.
+/// memory (a device's without RDMA rails); KVR_ERR_CAPACITY at `max_regions`; KVR_ERR_OS when a NIC
+/// refused it (the text says which and why), KVR_ERR_NO_RAIL when every NIC has failed. After an
+/// error nothing stays registered.
 ///
 /// # Safety
 /// `e` lives; `out` is writable; the range is the caller's memory, and peers may read and write it.
@@ -31,6 +33,38 @@ pub unsafe extern "C" fn kvr_region_register(
         // SAFETY: F1 and F3, this function's own promises.
         let (engine, out) = unsafe { (engine(e)?, Out::new(out, 0, "out")?) };
         out.set(engine.register(addr, len, mem)?.raw())
+    })
+}
+
+/// Registers `n` ranges with every rail, all or none: `addr` and `len` of each are read, and its
+/// `region` is written. Ranges of host memory that touch or overlap become one region, with one key
+/// a rail: they get the same handle, which is deregistered once. No byte that is in none of them is
+/// registered.
+/// One call is quicker than many: the rails register at the same time.
+///
+/// Ownership and errors: as kvr_region_register(). After an error every `region` is 0.
+///
+/// # Safety
+/// `e` lives; `descs` is writable for `n` items; each range is the caller's memory, and peers may
+/// read and write it.
+#[no_mangle]
+pub unsafe extern "C" fn kvr_region_register_list(
+    e: *mut kvr_engine,
+    descs: *mut kvr_desc,
+    n: usize,
+    mem: u32,
+) -> kvr_status {
+    guard("kvr_region_register_list", || {
+        // SAFETY: F1 and F3, this function's own promises.
+        let descs = unsafe { slice_mut(descs, n, "descs")? };
+        descs.iter_mut().for_each(|d| d.region = 0);
+        // SAFETY: F1, as above.
+        let engine = unsafe { engine(e)? };
+        let ranges: Vec<(u64, u64)> = descs.iter().map(|d| (d.addr, d.len)).collect();
+        for (desc, region) in descs.iter_mut().zip(engine.register_list(&ranges, mem)?) {
+            desc.region = region.raw();
+        }
+        Ok(Status::Ok)
     })
 }
 
@@ -87,7 +121,8 @@ pub unsafe extern "C" fn kvr_region_metadata(
 /// Makes a remote region from a blob of kvr_region_metadata() of peer `p`. The blob is copied.
 ///
 /// Errors: KVR_ERR_BLOB_TRUNCATED, KVR_ERR_BLOB_FOREIGN, KVR_ERR_BLOB_VERSION; KVR_ERR_STALE for
-/// another peer's blob; KVR_ERR_CAPACITY at `max_remote_regions`.
+/// another peer's blob; KVR_ERR_UNSUPPORTED for device memory where this engine has no RDMA rails;
+/// KVR_ERR_CAPACITY at `max_remote_regions`.
 ///
 /// # Safety
 /// `e` lives; `blob` is readable for `len` bytes; `out` is writable.
@@ -107,7 +142,8 @@ pub unsafe extern "C" fn kvr_region_import(
     })
 }
 
-/// A remote view of an own region, for transfers with kvr_peer_self().
+/// A remote view of an own region, for transfers with kvr_peer_self(). They move host memory only:
+/// with device memory on either side they are KVR_ERR_UNSUPPORTED.
 ///
 /// # Safety
 /// `e` lives; `out` is writable.

@@ -86,8 +86,15 @@ pub const KVR_WRITE: u32 = 1;
 
 /// Memory of the host.
 pub const KVR_MEM_HOST: u32 = 0;
-/// Memory of a device. No driver takes it yet: KVR_ERR_UNSUPPORTED.
+/// Memory of a device, at an address that a peer-memory module of the kernel resolves.
 pub const KVR_MEM_DEVICE: u32 = 1;
+/// Memory of a device behind a dma-buf: kvr_region_register_segments().
+pub const KVR_MEM_DMABUF: u32 = 2;
+
+/// Bit of kvr_segment.flags: whoever reads the memory, the device itself or another, sees what a
+/// NIC has completed. Without it a READ into the segment ends with a flush: a READ of a few bytes
+/// out of it by the NIC that carried it.
+pub const KVR_SEGMENT_COHERENT: u32 = 1;
 
 /// Bit of kvr_config.flags: the engine's own thread makes progress. Without it kvr_progress(),
 /// kvr_transfer_check() and kvr_notifs() do, on the caller's thread.
@@ -122,6 +129,8 @@ pub const KVR_NAME_LEN: usize = 256;
 pub const KVR_LISTEN_LEN: usize = 64;
 /// Bytes of a transport's name, the NUL included.
 pub const KVR_TRANSPORT_LEN: usize = 16;
+/// Bytes of kvr_config.devmem, the NUL included.
+pub const KVR_DEVMEM_LEN: usize = 16;
 /// Bytes of kvr_config.nics, the NUL included.
 pub const KVR_NICS_LEN: usize = 128;
 /// Bytes of kvr_rail_info.name, the NUL included.
@@ -149,6 +158,68 @@ pub struct kvr_desc {
     pub dev: u64,
     /// The region that holds all of it.
     pub region: kvr_region,
+}
+
+/// One piece of device memory: kvr_region_register_segments(), kvr_region_register_device().
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct kvr_segment {
+    /// First byte, in the addresses that descriptors and peers use. Congruent to `offset` modulo
+    /// the page size. It need not be mapped in this process.
+    pub addr: u64,
+    /// Bytes; 0 is refused.
+    pub len: u64,
+    /// Where the first byte lies in the dma-buf, in bytes. 0 where `fd` is -1.
+    pub offset: u64,
+    /// The dma-buf; -1: none, a peer-memory module of the kernel resolves `addr`.
+    pub fd: i32,
+    /// Which area of the device (chiplet) it lies in; kept for the caller.
+    pub area: u32,
+    /// Which slice of the data it holds: equal numbers are replicas; kept for the caller.
+    pub slice_id: u32,
+    /// 0 or KVR_SEGMENT_COHERENT.
+    pub flags: u32,
+    /// Out: the region.
+    pub region: kvr_region,
+}
+
+/// A source of device memory: it turns an address of its runtime into segments. The library copies
+/// the struct, which grows at its end only.
+///
+/// Threads: its functions are called without any lock of the library held, by several threads at a
+/// time. They may call the library, but not kvr_engine_destroy(). They must not throw, unwind or
+/// longjmp.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct kvr_devmem_ops {
+    /// sizeof(kvr_devmem_ops) of the caller.
+    pub struct_size: usize,
+    /// Stands in errors and logs. Ends in NUL; is copied.
+    pub name: *const c_char,
+    /// Handed to both functions.
+    pub context: *mut c_void,
+    /// Gives the segments that `len` bytes at `addr` consist of. In: `*n` is the room of
+    /// `segments`; out: how many were written. They must not be empty, wrap or overlap. Returns
+    /// KVR_OK; or a negative status, with a reason that ends in NUL in `why`, and then has given
+    /// nothing (for KVR_ERR_CAPACITY `*n` is the room that it needs).
+    pub get: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            addr: u64,
+            len: u64,
+            segments: *mut kvr_segment,
+            n: *mut usize,
+            why: *mut c_char,
+            why_len: usize,
+        ) -> kvr_status,
+    >,
+    /// Takes back what one `get` that returned KVR_OK has given, exactly once, when the last of its
+    /// regions was deregistered, when they could not be registered, or when the engine is
+    /// destroyed. No NIC has them registered any more. Closes their fds. Not called where a NIC did
+    /// not end a registration (kvr_region_deregister() says "before this process ends"): peers may
+    /// still reach the memory, so nobody may have it again.
+    pub put:
+        Option<unsafe extern "C" fn(context: *mut c_void, segments: *const kvr_segment, n: usize)>,
 }
 
 /// `count` descriptors of `len` bytes: the i-th at `base + i * stride`, all in one region.
@@ -253,6 +324,9 @@ pub struct kvr_config {
     pub peer_timeout_ms: u32,
     /// Room for a later parameter; leave it as kvr_config_init() left it.
     pub reserved: u32,
+    /// What the NIXL plugin takes VRAM for about which nothing is said: "auto", "none" (an address
+    /// that a peer-memory module resolves) or "cuda" (kvr_devmem_cuda()).
+    pub devmem: [c_char; KVR_DEVMEM_LEN],
 }
 
 /// State and counters of a transfer. The caller sets `struct_size`.

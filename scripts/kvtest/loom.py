@@ -1,7 +1,7 @@
 """Loom: runs the models, then each mutant, which its model must refuse.
 
-A mutant is one weakened line, switched on by `--cfg mutant="NAME"` for the crates of this workspace
-only (a compiler wrapper adds it), so the dependencies are built once for all mutants.
+A mutant is one weakened line, switched on by the environment (KVRAIL_MUTANT=NAME) in a build for
+models, so that one build serves all of them.
 """
 
 import os
@@ -12,8 +12,7 @@ from pathlib import Path
 from . import runner
 
 TABLE = "scripts/mutants.txt"
-MUTANT_IN_CODE = re.compile(r'\bmutant\s*=\s*"([^"]+)"')
-WRAPPERS = Path("build/mutants")
+MUTANT_IN_CODE = re.compile(r'\bmutant\("([^"]+)"\)')
 # Longest time for one mutant; a model that finds its fault does so in seconds.
 MUTANT_LIMIT_S = 300
 
@@ -54,7 +53,7 @@ def compare(mutants, sources):
     in_table = {m.name for m in mutants}
     errors = [f'{path}: mutant "{name}" has no line in {TABLE}'
               for name, path in sorted(in_code.items()) if name not in in_table]
-    errors += [f'{TABLE}: no code has cfg!(mutant = "{name}")'
+    errors += [f'{TABLE}: no code has mutant("{name}")'
                for name in sorted(in_table - set(in_code))]
     return errors
 
@@ -71,14 +70,11 @@ def select(target):
     return ["--lib"] if target == "lib" else ["--test", target]
 
 
-def environment(wrapper=None):
+def environment(mutant=""):
     flags = f"{os.environ.get('RUSTFLAGS', '')} --cfg loom".strip()
     # Models may state a tighter or wider bound themselves; this one is for those that do not.
     bound = os.environ.get("LOOM_MAX_PREEMPTIONS", "3")
-    env = {"RUSTFLAGS": flags, "LOOM_MAX_PREEMPTIONS": bound}
-    if wrapper:
-        env["RUSTC_WORKSPACE_WRAPPER"] = str(wrapper)
-    return env
+    return {"RUSTFLAGS": flags, "LOOM_MAX_PREEMPTIONS": bound, "KVRAIL_MUTANT": mutant}
 
 
 def argv(target, *harness):
@@ -96,18 +92,6 @@ def models(part):
         harness = ["loom"] if target == "lib" else []
         count.add(runner.cargo(part, argv(target, *harness), environment()))
     return count
-
-
-def wrapper_for(name):
-    """A compiler wrapper of its own path per mutant: cargo keeps their builds apart by the path."""
-    folder = (WRAPPERS / name).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "rustc.sh"
-    text = f"#!/bin/sh\nexec \"$@\" --cfg 'mutant=\"{name}\"'\n"
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
-        path.chmod(0o755)
-    return path
 
 
 def judge(mutant, code, output):
@@ -139,7 +123,7 @@ def mutants(part):
         count.add(runner.fail(f"{TABLE} names no mutant"))
     for mutant in table:
         args = argv(mutant.target, "--exact", "--test-threads=1", mutant.model)
-        code, output = runner.run(part, args, environment(wrapper_for(mutant.name)),
+        code, output = runner.run(part, args, environment(mutant.name),
                                   MUTANT_LIMIT_S)
         wrong = judge(mutant, code, output)
         count.add(runner.fail(wrong) if wrong else runner.Count(passed=1))

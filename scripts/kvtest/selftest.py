@@ -139,7 +139,7 @@ class Mutants(unittest.TestCase):
         self.assertEqual(len(loom.parse(bad)[1]), 3)
 
     def test_code_and_table_must_agree(self):
-        code = {"src/a.rs": 'if cfg!(mutant = "weak") {Relaxed} else {Release}'}
+        code = {"src/a.rs": 'if mutant("weak") {Relaxed} else {Release}'}
         self.assertEqual(loom.compare([self.M], code), [])
         self.assertEqual(len(loom.compare([], code)), 1)
         self.assertEqual(len(loom.compare([self.M], {})), 1)

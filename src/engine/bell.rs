@@ -3,6 +3,7 @@
 //! The sleeper raises `asleep`, then looks for work once more, then waits. A publisher publishes,
 //! then looks at `asleep`. A full fence on each side makes one of them see the other.
 
+use crate::mutant::mutant;
 use crate::sync::{fence, AtomicBool, Ordering};
 
 /// Rings by `ring(fd)`: an eventfd write, given by the host.
@@ -21,7 +22,7 @@ impl Bell {
 
     /// After publishing: wakes the sleeper, if it sleeps.
     pub fn wake(&self) {
-        if !cfg!(mutant = "bell_fence") {
+        if !mutant("bell_fence") {
             fence(Ordering::SeqCst);
         }
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {

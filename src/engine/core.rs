@@ -14,6 +14,7 @@ use crate::engine::peer::{Link, Links, Peer, PeerLink, PeerState, SELF};
 use crate::engine::region::Regions;
 use crate::engine::slot::Slot;
 use crate::engine::stack::{IndexStack, NONE};
+use crate::engine::state::Phase;
 use crate::engine::token::PollToken;
 use crate::handle::{Handle, Kind};
 use crate::limits::Limits;
@@ -120,7 +121,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             heapless::Vec::new();
         for i in 0..l.lanes {
             let port = port(arena, i)?;
-            failed |= staged.push(Lane::new(arena, i, port, l.peers, l.transfers)?).is_err();
+            let sizes = (l.peers, l.transfers);
+            let lane = Lane::new(arena, i, port, sizes, parts.tuning.stripe_all)?;
+            failed |= staged.push(lane).is_err();
         }
         let mut staged = staged.into_iter();
         let lanes = arena.array_from(l.lanes as usize, || staged.next())?;
@@ -229,7 +232,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.peers[index as usize].store(state);
     }
 
-    /// Control side only: runs `f` on a lane's port while nobody polls it. Waits for the token (a
+    /// Not for who polls: runs `f` on a lane's port while nobody polls it. Waits for the token (a
     /// holder never waits).
     pub fn with_port<R>(&self, lane: u32, f: impl FnOnce(&mut P) -> R) -> R {
         self.with_lane(lane, |inner| f(&mut inner.port))
@@ -257,7 +260,23 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         for slot in debts {
             self.leave(slot);
         }
+        if self.tuning.stripe_all {
+            self.offer(lane, peer, generation);
+        }
         r
+    }
+
+    /// Shows a lane whose rail came up the striped transfers that are under way to its peer.
+    fn offer(&self, lane: u32, peer: u32, generation: u32) {
+        // Whoever posts makes a transfer active and then looks which rails there are.
+        fence(Ordering::SeqCst);
+        let lane = &self.lanes[lane as usize];
+        self.under_way(&[Phase::Active], |slot, body| {
+            if (body.peer, body.peer_generation) == (peer, generation) && lane.set(slot) {
+                lane.token.publish();
+            }
+            false
+        });
     }
 
     /// Lanes that have a rail to a peer, one bit each.
@@ -346,6 +365,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         peer.store(PeerState { link: Link::Up, status: Status::Ok, ..s });
         self.kick(index);
         fine
+    }
+
+    /// Makes a lane look at its transfers again.
+    pub fn nudge(&self, lane: u32) {
+        self.lanes[lane as usize].token.publish();
+        self.worker.wake();
     }
 
     /// Makes every lane and the messages look at a peer again.

@@ -3,6 +3,7 @@
 //! One word, `epoch:31 | closed:1 | next:32`. A claim is one CAS, so a claim of a closed or older
 //! post cannot succeed.
 
+use crate::mutant::mutant;
 use crate::sync::{AtomicU64, Ordering};
 
 const CLOSED: u64 = 1 << 32;
@@ -20,6 +21,11 @@ impl Seen {
     pub const fn next(self) -> u32 {
         self.0 as u32
     }
+
+    /// Which post of the slot it was: no two in a row are the same.
+    pub const fn post(self) -> u32 {
+        (self.0 >> 33) as u32
+    }
 }
 
 impl Cursor {
@@ -32,8 +38,7 @@ impl Cursor {
     /// visible to claimers.
     pub fn open(&self) {
         let epoch = (self.0.load(Ordering::Relaxed) >> 33) + 1;
-        let order =
-            if cfg!(mutant = "cursor_open") { Ordering::Relaxed } else { Ordering::Release };
+        let order = if mutant("cursor_open") { Ordering::Relaxed } else { Ordering::Release };
         self.0.store(epoch << 33, order);
     }
 
@@ -56,7 +61,7 @@ impl Cursor {
     /// Claims `count` ops from what was seen. On failure: what is there now, or `None` when it was
     /// closed.
     pub fn claim(&self, seen: Seen, count: u32) -> Result<(), Option<Seen>> {
-        if cfg!(mutant = "cursor_store") {
+        if mutant("cursor_store") {
             // Load and store instead of CAS: two rails take the same ops.
             self.0.store(seen.0 + u64::from(count), Ordering::Release);
             return Ok(());

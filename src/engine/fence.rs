@@ -20,6 +20,7 @@ use crate::engine::core::Core;
 use crate::engine::peer::{PeerLink, NO_LANE};
 use crate::engine::slot::{Body, RegionRef};
 use crate::engine::state::Phase;
+use crate::mutant::mutant;
 use crate::nic::{Net, Port};
 use crate::status::Status;
 use crate::sync::Ordering;
@@ -66,7 +67,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             (link, closed.is_some_and(|(_, heard)| heard))
         });
         self.kick(peer);
-        if heard || cfg!(mutant = "fence_early") {
+        if heard || mutant("fence_early") {
             self.fence(lane, peer);
         }
         link
@@ -145,27 +146,37 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// Ends every transfer that `which` picks and that is not over: active ones, and those that
     /// only wait for a fence.
     pub(super) fn end_where(&self, status: Status, which: impl Fn(&Body) -> bool) {
-        for (i, slot) in self.slots.iter().enumerate() {
-            let phase = slot.state.load().phase;
-            if !matches!(phase, Phase::Active | Phase::Posting) {
-                continue;
+        self.under_way(&[Phase::Active, Phase::Posting], |slot, body| {
+            if which(body) {
+                self.slots[slot as usize].end(status);
             }
-            slot.enter();
-            if slot.cursor.look().is_some() {
-                // SAFETY: I3: we hold the slot and saw the cursor open after that.
-                let body = unsafe { slot.body() };
-                if which(&body) {
-                    slot.end(status);
-                }
-            }
-            self.leave(i as u32);
-        }
+            false
+        });
         self.debtor(|slot, body| {
             if which(body) {
                 self.slots[slot as usize].end(status);
             }
             false
         });
+    }
+
+    /// The first transfer in one of these phases, with an open cursor, that `f` says true to. It is
+    /// held while `f` looks at it.
+    pub(super) fn under_way(
+        &self,
+        phases: &[Phase],
+        mut f: impl FnMut(u32, &Body) -> bool,
+    ) -> Option<u32> {
+        (0..).zip(self.slots.iter()).find_map(|(i, slot)| {
+            if !phases.contains(&slot.state.phase()) {
+                return None;
+            }
+            slot.enter();
+            // SAFETY: I3: we hold the slot and saw the cursor open after that.
+            let found = slot.cursor.look().is_some() && f(i, &unsafe { slot.body() });
+            self.leave(i);
+            found.then_some(i)
+        })
     }
 
     /// The first transfer with a debt that `f` says true to.
@@ -207,7 +218,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // Whoever ends one closes its cursor a moment later, and until then rails may claim of it.
         // What they claimed before is in their ledgers when their tokens are free.
         let open = |slot: u32| self.slots[slot as usize].cursor.look().is_some();
-        if !cfg!(mutant = "quiesce_open") && all().any(|slot| self.is_ending(slot) && open(slot)) {
+        if !mutant("quiesce_open") && all().any(|slot| self.is_ending(slot) && open(slot)) {
             return true;
         }
         self.lanes.iter().any(|lane| {
@@ -216,7 +227,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 slots.any(|slot| self.held_uses(slot, region))
             });
             // A lane that somebody works on may be about to record a claim.
-            users.unwrap_or(!cfg!(mutant = "quiesce_blind"))
+            users.unwrap_or(!mutant("quiesce_blind"))
         })
     }
 

@@ -4,6 +4,7 @@ use crate::engine::arena::Arena;
 use crate::engine::bits::Bits;
 use crate::engine::ledger::Ledger;
 use crate::engine::state::State;
+use crate::engine::stripe::Share;
 use crate::engine::token::PollToken;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell};
 
@@ -17,8 +18,8 @@ pub struct Rail {
     pub ledger: Ledger,
     /// Connected and proven, for peers of this generation (0: not connected).
     pub generation: u32,
-    /// The transfer that found no credits first, as it was then: it has the next ones. Else whoever
-    /// comes by when they are there would, round after round.
+    /// The transfer that found no credits, or a full queue, first, as it was then: it has the next
+    /// ones. Else whoever comes by when they are there would, round after round.
     pub turn: Option<(u32, State)>,
     /// Transfers whose WRITEs the rail before it may still bring to the peer, each with a hold,
     /// until the peer has fenced it.
@@ -39,6 +40,8 @@ pub struct Inner<'m, P> {
     pub claims: u32,
     /// Where the round over published transfers goes on.
     pub next: u32,
+    /// Of each transfer slot, when transfers are striped; else none.
+    pub shares: &'m mut [Share],
 }
 
 /// Counters that anybody may read.
@@ -65,8 +68,10 @@ impl LaneStats {
     }
 }
 
-/// One lane.
+/// One lane. Threads that post at the same time hold different ones, so none shares a cache line
+/// with another, nor with the line beside it, which is fetched too.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Lane<'m, P> {
     /// Which one.
     pub index: u32,
@@ -86,13 +91,14 @@ pub struct Lane<'m, P> {
 unsafe impl<P: Send> Sync for Lane<'_, P> {}
 
 impl<'m, P> Lane<'m, P> {
-    /// Lane `index` over `port` for `peers` peers and `transfers` transfer slots.
+    /// Lane `index` over `port` for `peers` peers and `transfers` transfer slots, striped ones if
+    /// `stripes`.
     pub fn new(
         arena: &mut Arena<'m>,
         index: u32,
         port: P,
-        peers: u32,
-        transfers: u32,
+        (peers, transfers): (u32, u32),
+        stripes: bool,
     ) -> Option<Lane<'m, P>> {
         let rails = arena.array(peers as usize, |_| Rail {
             ledger: Ledger::new(),
@@ -100,6 +106,8 @@ impl<'m, P> Lane<'m, P> {
             turn: None,
             debts: Debts::new(),
         })?;
+        let shares = if stripes { transfers as usize } else { 0 };
+        let shares = arena.array(shares, |_| Share::default())?;
         Some(Lane {
             index,
             token: PollToken::new(),
@@ -107,7 +115,7 @@ impl<'m, P> Lane<'m, P> {
             owing: AtomicU32::new(0),
             stats: LaneStats::default(),
             active: Bits::new(arena, transfers)?,
-            inner: UnsafeCell::new(Inner { port, rails, claims: 0, next: 0 }),
+            inner: UnsafeCell::new(Inner { port, rails, claims: 0, next: 0, shares }),
         })
     }
 
@@ -152,5 +160,15 @@ impl<'m, P> Lane<'m, P> {
     /// The next published slot at or after `from`, without wrapping.
     pub fn next_active(&self, from: u32) -> Option<u32> {
         self.active.next(from)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::Lane;
+
+    #[test]
+    fn lanes_share_no_cache_line() {
+        assert_eq!((align_of::<Lane<'_, u8>>(), size_of::<Lane<'_, u8>>() % 128), (128, 0));
     }
 }

@@ -9,6 +9,7 @@ use core::mem::MaybeUninit;
 use crate::engine::arena::Arena;
 use crate::engine::stack::{IndexStack, NONE};
 use crate::engine::state::State;
+use crate::mutant::mutant;
 use crate::sync::{AtomicU32, Ordering};
 
 /// Bytes of one block.
@@ -264,8 +265,7 @@ impl Queue {
         let mut head = self.0.load(Ordering::Relaxed);
         loop {
             pool.queue[message.0 as usize].store(head, Ordering::Relaxed);
-            let order =
-                if cfg!(mutant = "queue_push") { Ordering::Relaxed } else { Ordering::Release };
+            let order = if mutant("queue_push") { Ordering::Relaxed } else { Ordering::Release };
             match self.0.compare_exchange_weak(head, message.0, order, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,

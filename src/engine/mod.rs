@@ -27,5 +27,6 @@ pub mod region;
 pub mod slot;
 pub mod stack;
 pub mod state;
+pub mod stripe;
 pub mod token;
 pub mod transfer;

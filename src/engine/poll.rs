@@ -2,11 +2,13 @@
 //! completions.
 
 use crate::engine::core::Core;
+use crate::engine::cursor::Seen;
 use crate::engine::lane::{Inner, Lane, LANE_CLAIMS};
 use crate::engine::ledger::Claim;
 use crate::engine::region::BothRegions;
 use crate::engine::slot::{Body, Settled, Slot};
 use crate::engine::state::{Phase, State};
+use crate::mutant::mutant;
 use crate::nic::{Batch, Completion, Net, Port, PostError, WrStatus};
 use crate::status::Status;
 use crate::sync::Ordering;
@@ -34,15 +36,19 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let inner = unsafe { lane.inner() };
         lane.token.look();
         let mut moved = self.reap(lane, inner);
+        let mut claimed = false;
         // The round begins behind the one that was served last, so that nobody is always last.
         let start = inner.next;
         let budget = lane.stats.posted() + inner.port.batch_bytes();
         'round: for (mut from, end) in [(start, u32::MAX), (0, start)] {
             while let Some(slot) = lane.next_active(from).filter(|&s| s < end) {
-                if self.serve(lane, inner, slot) == Served::Claimed {
-                    moved = true;
-                    inner.next = slot + 1;
+                if claimed {
+                    // Credits for the next one. Behind the last the next round looks.
                     self.reap(lane, inner);
+                }
+                if self.serve(lane, inner, slot) == Served::Claimed {
+                    claimed = true;
+                    inner.next = slot + 1;
                     if lane.stats.posted() >= budget {
                         break 'round;
                     }
@@ -50,6 +56,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 from = slot + 1;
             }
         }
+        moved |= claimed;
         if moved {
             // There may be more, and whoever polls in the background may have looked away
             // meanwhile.
@@ -62,8 +69,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         moved | again
     }
 
-    /// Carries one small transfer on the calling thread. False when the lane is busy.
-    pub(super) fn carry_now(&self, index: u32, slot: u32) -> bool {
+    /// Carries one small transfer of `ops` ops on the calling thread, which need not be published.
+    /// False when the lane is busy.
+    pub(super) fn carry_now(&self, index: u32, slot: u32, ops: u32) -> bool {
         let lane = &self.lanes[index as usize];
         if !lane.token.try_take() {
             return false;
@@ -72,6 +80,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let inner = unsafe { lane.inner() };
         while self.serve(lane, inner, slot) == Served::Claimed {
             self.reap(lane, inner);
+            if !self.slots[slot as usize].has_unclaimed(ops) {
+                break;
+            }
         }
         if lane.token.give_back() {
             self.worker.wake();
@@ -93,29 +104,28 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     fn serve(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, index: u32) -> Served {
         let slot = &self.slots[index as usize];
         slot.enter();
-        let claimed = self.claim(lane, inner, index, slot);
-        let Some((body, claim)) = claimed else {
-            self.leave(index);
-            return Served::Nothing;
-        };
-        self.post_claim(lane, inner, &body, claim)
+        if let Some(seen) = slot.look() {
+            // SAFETY: I3: we hold the slot and saw the cursor open after that.
+            let body = unsafe { slot.body() };
+            if let Some(claim) = self.claim(lane, inner, (index, slot, &body), seen) {
+                return self.post_claim(lane, inner, &body, claim);
+            }
+        } else {
+            self.retract(lane, index);
+        }
+        self.leave(index);
+        Served::Nothing
     }
 
-    /// A claim for this lane, or `None`. The caller holds the slot and keeps the hold for the
-    /// claim.
+    /// A claim for this lane, or `None`. The caller holds the slot, saw its cursor open, and keeps
+    /// the hold for the claim.
     fn claim(
         &self,
         lane: &Lane<'m, P>,
         inner: &mut Inner<'m, P>,
-        index: u32,
-        slot: &Slot,
-    ) -> Option<(Body, Claim)> {
-        let Some(mut seen) = slot.look() else {
-            self.retract(lane, index);
-            return None;
-        };
-        // SAFETY: I3: we hold the slot and saw the cursor open after that.
-        let body = unsafe { slot.body() };
+        (index, slot, body): (u32, &Slot, &Body),
+        mut seen: Seen,
+    ) -> Option<Claim> {
         let rail = &inner.rails[body.peer as usize];
         if rail.generation != body.peer_generation {
             self.share(lane, index, body.peer);
@@ -125,7 +135,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             return None;
         }
         let begins = seen.next() == 0 && slot.returns.is_empty();
-        if begins && self.awaits_fence(inner, &body) {
+        if begins && self.awaits_fence(inner, body) {
             return None;
         }
         let depth = inner.port.depth();
@@ -144,14 +154,16 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         if limit == 0 {
             return None;
         }
+        if let Some(share) = inner.shares.get_mut(index as usize) {
+            share.begin(seen.post(), slot.counters.bytes_done.load(Ordering::Relaxed));
+        }
         if let Some((first, count)) = self.take_return(slot) {
             let (take, bytes) = sized(ops, first, count.min(limit), inner.port.batch_bytes());
             if take < count {
                 self.give_return(slot, first + take, count - take);
             }
-            return Some((body, Claim { slot: index, first, count: take, bytes }));
+            return Some(Claim { slot: index, first, count: take, bytes });
         }
-        let mask = self.rails(body.peer);
         loop {
             let first = seen.next();
             let remaining = body.n_ops - first.min(body.n_ops);
@@ -159,10 +171,11 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 self.retract(lane, index);
                 return None;
             }
-            let most = limit.min(self.part(lane, mask, &body, remaining)?);
+            let part = self.part(lane, inner, (index, slot, body), remaining, limit)?;
+            let most = limit.min(part);
             let (count, bytes) = sized(ops, first, most, inner.port.batch_bytes());
             match slot.cursor.claim(seen, count) {
-                Ok(()) => return Some((body, Claim { slot: index, first, count, bytes })),
+                Ok(()) => return Some(Claim { slot: index, first, count, bytes }),
                 Err(Some(now)) => seen = now,
                 Err(None) => {
                     self.retract(lane, index);
@@ -170,26 +183,6 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
                 }
             }
         }
-    }
-
-    /// Most ops that a lane may claim of those that are left of a transfer. `None`: none.
-    fn part(&self, lane: &Lane<'m, P>, mask: u32, body: &Body, remaining: u32) -> Option<u32> {
-        let rails = mask.count_ones();
-        if !self.tuning.stripe_all || rails < 2 {
-            return Some(remaining);
-        }
-        // So that a slow rail does not hold the end of it: a lane with more in flight than its part
-        // of what is left leaves that to one with less. The least loaded always may, so nothing
-        // waits for other transfers to end.
-        let each = body.bytes / u64::from(body.n_ops.max(1));
-        let part = each * u64::from(remaining / (2 * rails));
-        let load = |l: &Lane<'m, P>| l.outstanding.load(Ordering::Relaxed);
-        let held = load(lane);
-        if held > part && self.lanes_of(mask).any(|l| load(l) < held) {
-            return None;
-        }
-        // So that the first to poll does not take everything.
-        Some((remaining / (2 * rails)).max(1))
     }
 
     /// Whether a transfer that has not begun must wait: an earlier one may have had WRITEs to the
@@ -225,7 +218,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// comes back. Publishes once, so that what waits for a reconnect keeps nobody awake.
     fn share(&self, lane: &Lane<'m, P>, index: u32, peer: u32) {
         let rails = self.rails(peer) & !(1 << lane.index);
-        let Some(idlest) = self.idlest(rails) else { return };
+        let Some(idlest) = self.idlest(rails, index) else { return };
         let chosen = if self.tuning.stripe_all { rails } else { 1 << idlest };
         for other in self.lanes_of(chosen) {
             if other.set(index) {
@@ -243,10 +236,12 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     fn retract(&self, lane: &Lane<'m, P>, index: u32) {
         let slot = &self.slots[index as usize];
         lane.clear(index);
-        let Some(seen) = slot.cursor.look() else { return };
+        if slot.cursor.look().is_none() {
+            return;
+        }
         // SAFETY: I3: the caller holds the slot, and the cursor was open just now.
         let n_ops = unsafe { slot.body() }.n_ops;
-        if seen.next() < n_ops || !slot.returns.is_empty() {
+        if slot.has_unclaimed(n_ops) {
             lane.set(index);
         }
     }
@@ -271,10 +266,13 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             return Served::Nothing;
         };
         inner.claims += 1;
+        if let Some(share) = inner.shares.get_mut(claim.slot as usize) {
+            share.holds(claim.bytes);
+        }
         lane.outstanding.fetch_add(claim.bytes, Ordering::Relaxed);
         lane.stats.claims.fetch_add(1, Ordering::Relaxed);
         lane.stats.bytes_posted.fetch_add(claim.bytes, Ordering::Relaxed);
-        let keys = BothRegions { local: &self.local, remote: &self.remote };
+        let keys = BothRegions::new(&self.local, &self.remote);
         let batch =
             Batch { peer: body.peer, direction: body.direction, ops, first_wr, keys: &keys };
         let Err((posted, why)) = inner.port.post(&batch) else { return Served::Claimed };
@@ -285,16 +283,23 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
             self.rail_failed(lane, inner, body.peer);
             return Served::Nothing;
         }
+        let rail = &mut inner.rails[body.peer as usize];
+        if posted == 0 && rail.ledger.outstanding() > claim.count {
+            // Others fill the queue though there are credits: the same as where there are none.
+            rail.turn.get_or_insert((claim.slot, slot.state.load()));
+        }
         let unposted = claim.count - posted.min(claim.count);
         let bytes = ops[posted as usize..].iter().map(|o| u64::from(o.len)).sum();
         lane.outstanding.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(share) = inner.shares.get_mut(claim.slot as usize) {
+            share.drops(bytes);
+        }
         self.give_return(slot, claim.first + posted, unposted);
         if inner.rails[body.peer as usize].ledger.unrecord(unposted, bytes) {
             inner.claims -= 1;
             self.leave(claim.slot);
         }
-        // Something is in flight: who polls must come back, with a driver that works inside post at
-        // once.
+        // Something is in flight: who polls comes back, at once where the driver works in `post`.
         if posted > 0 {
             Served::Claimed
         } else {
@@ -327,14 +332,18 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     fn retire(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, peer: u32, end: u32) {
         while let Some(r) = inner.rails[peer as usize].ledger.retire_before(end) {
             let slot = &self.slots[r.ops.slot as usize];
-            // SAFETY: I3: the claim that is being retired is a hold.
-            let body = unsafe { slot.body() };
-            carried(lane, &body, r.ops.bytes);
+            if r.last {
+                // SAFETY: I3: the claim that is being retired is a hold.
+                carried(lane, unsafe { slot.direction() }, r.ops.bytes);
+            }
             lane.stats.work_requests.fetch_add(u64::from(r.ops.count), Ordering::Relaxed);
             lane.outstanding.fetch_sub(r.ops.bytes, Ordering::Relaxed);
             slot.arrived(r.ops.count, r.ops.bytes);
             if r.last {
                 inner.claims -= 1;
+                if let Some(share) = inner.shares.get_mut(r.ops.slot as usize) {
+                    share.brings(r.ops.bytes, slot.counters.bytes_done.load(Ordering::Relaxed));
+                }
                 self.leave(r.ops.slot);
             }
         }
@@ -344,6 +353,9 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// arrived whose ops are not in it any more. The caller keeps the claim's hold.
     fn abandoned(&self, lane: &Lane<'m, P>, inner: &mut Inner<'m, P>, claim: &Claim) {
         inner.claims -= 1;
+        if let Some(share) = inner.shares.get_mut(claim.slot as usize) {
+            share.drops(claim.bytes);
+        }
         lane.outstanding.fetch_sub(claim.bytes, Ordering::Relaxed);
         let slot = &self.slots[claim.slot as usize];
         // SAFETY: I3: the claim is a hold.
@@ -354,7 +366,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let missing = rest.map(|o| u64::from(o.len)).sum();
         let arrived = claim.bytes.saturating_sub(missing);
         slot.counters.bytes_done.fetch_add(arrived, Ordering::Relaxed);
-        carried(lane, &body, arrived);
+        carried(lane, body.direction, arrived);
     }
 
     /// One work request was refused for its own sake: its transfer ends, the first bad pair is
@@ -435,7 +447,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         let body = unsafe { slot.body() };
         let late = body.direction == Direction::Write && inner.port.may_land_late();
         let debts = &mut inner.rails[peer as usize].debts;
-        if !late || debts.contains(&claim.slot) || cfg!(mutant = "no_debt") {
+        if !late || debts.contains(&claim.slot) || mutant("no_debt") {
             return;
         }
         slot.enter();
@@ -559,8 +571,8 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 }
 
 /// Counts bytes that a lane has carried.
-fn carried<P>(lane: &Lane<'_, P>, body: &Body, bytes: u64) {
-    let total = match body.direction {
+fn carried<P>(lane: &Lane<'_, P>, direction: Direction, bytes: u64) {
+    let total = match direction {
         Direction::Read => &lane.stats.bytes_read,
         Direction::Write => &lane.stats.bytes_written,
     };
@@ -570,6 +582,11 @@ fn carried<P>(lane: &Lane<'_, P>, body: &Body, bytes: u64) {
 /// How many of `ops[first..first + most]` fit `bytes` (at least one), and how many bytes they have.
 fn sized(ops: &[Op], first: u32, most: u32, bytes: u64) -> (u32, u64) {
     let run = &ops[first as usize..(first + most) as usize];
+    // A walk that stops where it is too much costs four times as much as the sum.
+    let all = run.iter().map(|op| u64::from(op.len)).sum();
+    if all <= bytes {
+        return (most, all);
+    }
     let (mut n, mut sum) = (0, 0);
     for op in run {
         let next = sum + u64::from(op.len);

@@ -14,6 +14,7 @@
 use crate::engine::cursor::{Cursor, Seen};
 use crate::engine::stack::{IndexStack, NONE};
 use crate::engine::state::{Phase, State, StateWord};
+use crate::mutant::mutant;
 use crate::status::Status;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Guarded, Ordering};
 use crate::table::{Direction, Op};
@@ -142,6 +143,10 @@ pub struct Slot {
     pub returns: IndexStack,
     /// Message to send when the data has landed, or [`NONE`].
     pub message: AtomicU32,
+    /// The lane that it was posted to: where whoever waits for it looks first.
+    pub home: AtomicU32,
+    /// How often somebody waited for it.
+    pub looks: AtomicU32,
     /// For `info`.
     pub counters: Counters,
     body: Guarded<Body>,
@@ -164,6 +169,8 @@ impl Slot {
             left: AtomicU32::new(0),
             returns: IndexStack::new(),
             message: AtomicU32::new(NONE),
+            home: AtomicU32::new(0),
+            looks: AtomicU32::new(0),
             counters: Counters {
                 bytes_done: AtomicU64::new(0),
                 failed_pair: AtomicU64::new(u64::MAX),
@@ -197,6 +204,15 @@ impl Slot {
         self.body.with(|b| unsafe { *b })
     }
 
+    /// Of the body: READ or WRITE.
+    ///
+    /// # Safety
+    /// As for [`Slot::body`] (I3).
+    pub unsafe fn direction(&self) -> Direction {
+        // SAFETY: I3: by the caller's promise the body is not being written.
+        self.body.with(|b| unsafe { (*b).direction })
+    }
+
     /// Raises a hold.
     pub fn enter(&self) {
         self.inflight.fetch_add(1, Ordering::AcqRel);
@@ -205,7 +221,7 @@ impl Slot {
     /// Lowers a hold; the last one out settles.
     #[must_use]
     pub fn leave(&self) -> Settled {
-        let order = if cfg!(mutant = "leave_order") { Ordering::Relaxed } else { Ordering::AcqRel };
+        let order = if mutant("leave_order") { Ordering::Relaxed } else { Ordering::AcqRel };
         if self.inflight.fetch_sub(1, order) == 1 {
             return self.settle();
         }
@@ -223,7 +239,7 @@ impl Slot {
         // its cursor was closed before the one who ended it went out. A thread that is
         // inside now settles when it leaves.
         let busy = self.inflight.load(Ordering::Acquire) != 0;
-        if busy && !cfg!(mutant = "settle_early") {
+        if busy && !mutant("settle_early") {
             return Settled::Nothing;
         }
         if !self.state.change(s, to) {
@@ -268,7 +284,7 @@ impl Slot {
     }
 
     fn count_down(&self, n: u32) -> u32 {
-        if cfg!(mutant = "left_split") {
+        if mutant("left_split") {
             // Load and store instead of one step: two rails both think the other brings the last.
             let left = self.left.load(Ordering::Acquire);
             self.left.store(left - n, Ordering::Release);
@@ -282,8 +298,13 @@ impl Slot {
     /// fail unseen. The caller holds the slot.
     pub fn look(&self) -> Option<Seen> {
         let seen = self.cursor.look()?;
-        let early = self.state.load().phase == Phase::Posting;
-        (!early || cfg!(mutant = "claim_early")).then_some(seen)
+        let early = self.state.phase() == Phase::Posting;
+        (!early || mutant("claim_early")).then_some(seen)
+    }
+
+    /// True when a transfer of `ops` ops is open and has some that no rail has claimed.
+    pub(super) fn has_unclaimed(&self, ops: u32) -> bool {
+        self.cursor.look().is_some_and(|seen| seen.next() < ops || !self.returns.is_empty())
     }
 
     /// Ops that have not arrived yet.
@@ -300,12 +321,12 @@ impl Slot {
     /// The same, if the slot is still in the very state `seen`, that is, in this life and this
     /// post.
     pub fn end_seen(&self, seen: State, status: Status) -> bool {
-        let seen = if cfg!(mutant = "end_blind") { self.state.load() } else { seen };
+        let seen = if mutant("end_blind") { self.state.load() } else { seen };
         let open = matches!(seen.phase, Phase::Active | Phase::Landed);
         if !open || !self.state.change(seen, seen.to(Phase::Ending, status)) {
             return false;
         }
-        if !cfg!(mutant = "end_open") {
+        if !mutant("end_open") {
             self.cursor.close();
         }
         true

@@ -3,6 +3,7 @@
 //! The tag grows with every change, so a head that looks the same *is* the same (no ABA), and
 //! several entries can be popped with one CAS.
 
+use crate::mutant::mutant;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// No index.
@@ -12,13 +13,13 @@ pub const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct IndexStack(AtomicU64);
 
-const fn pack(tag: u32, index: u32) -> u64 {
+fn pack(tag: u32, index: u32) -> u64 {
     ((tag as u64) << 32) | index as u64
 }
 
-const fn next_tag(head: u64) -> u32 {
+fn next_tag(head: u64) -> u32 {
     let tag = (head >> 32) as u32;
-    if cfg!(mutant = "stack_tag") {
+    if mutant("stack_tag") {
         return tag;
     }
     tag.wrapping_add(1)
@@ -57,8 +58,7 @@ impl IndexStack {
         loop {
             links[last as usize].store(head as u32, Ordering::Relaxed);
             let new = pack(next_tag(head), first);
-            let order =
-                if cfg!(mutant = "stack_push") { Ordering::Relaxed } else { Ordering::AcqRel };
+            let order = if mutant("stack_push") { Ordering::Relaxed } else { Ordering::AcqRel };
             match self.0.compare_exchange_weak(head, new, order, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,

@@ -3,6 +3,7 @@
 //! The generation is the handle's (a released slot is another transfer); the epoch counts posts, so
 //! that a thread that fell asleep inside one post can never end the next.
 
+use crate::mutant::mutant;
 use crate::status::Status;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -77,11 +78,10 @@ impl State {
     }
 
     fn unpack(word: u64) -> State {
-        let phase = Phase::ALL.get(((word >> 8) & 0xff) as usize).copied().unwrap_or(Phase::Free);
         State {
             generation: (word >> 40) as u32 & MASK24,
             epoch: (word >> 16) as u32 & MASK24,
-            phase,
+            phase: phase_of(word),
             status: Status::from_byte((word & 0xff) as u8),
         }
     }
@@ -117,6 +117,10 @@ impl State {
     }
 }
 
+fn phase_of(word: u64) -> Phase {
+    Phase::ALL.get(((word >> 8) & 0xff) as usize).copied().unwrap_or(Phase::Free)
+}
+
 /// The atomic word.
 #[derive(Debug)]
 pub struct StateWord(AtomicU64);
@@ -134,10 +138,14 @@ impl StateWord {
         State::unpack(self.0.load(Ordering::Acquire))
     }
 
+    /// The phase now, as [`StateWord::load`].
+    pub fn phase(&self) -> Phase {
+        phase_of(self.0.load(Ordering::Acquire))
+    }
+
     /// Moves from exactly `from` to `to`. False when somebody else moved first.
     pub fn change(&self, from: State, to: State) -> bool {
-        let publish =
-            if cfg!(mutant = "state_publish") { Ordering::Relaxed } else { Ordering::AcqRel };
+        let publish = if mutant("state_publish") { Ordering::Relaxed } else { Ordering::AcqRel };
         self.0.compare_exchange(from.pack(), to.pack(), publish, Ordering::Relaxed).is_ok()
     }
 }

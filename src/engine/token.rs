@@ -4,6 +4,7 @@
 //! looks for work, gives the token back, and reads `pending` again. Both touch `held` by
 //! read-modify-write, so either the publisher gets the token or the holder sees its `pending`.
 
+use crate::mutant::mutant;
 use crate::sync::{spin_loop, AtomicBool, Ordering};
 
 /// Token of one lane (or of the message channels).
@@ -21,7 +22,7 @@ impl PollToken {
 
     /// Says that there is new work.
     pub fn publish(&self) {
-        if cfg!(mutant = "token_publish") {
+        if mutant("token_publish") {
             self.pending.store(true, Ordering::Release);
             return;
         }
@@ -38,7 +39,7 @@ impl PollToken {
 
     /// Takes the token if it is free. Never waits.
     pub fn try_take(&self) -> bool {
-        let order = if cfg!(mutant = "token_take") { Ordering::Relaxed } else { Ordering::AcqRel };
+        let order = if mutant("token_take") { Ordering::Relaxed } else { Ordering::AcqRel };
         !self.held.swap(true, order)
     }
 
@@ -55,14 +56,14 @@ impl PollToken {
     pub fn look(&self) {
         // A swap, because reading the publisher's `true` is what makes its work visible to the look
         // that follows.
-        let order = if cfg!(mutant = "token_look") { Ordering::Relaxed } else { Ordering::Acquire };
+        let order = if mutant("token_look") { Ordering::Relaxed } else { Ordering::Acquire };
         self.pending.swap(false, order);
     }
 
     /// Gives the token back. True: work was published meanwhile, so take it again or see that
     /// somebody does.
     pub fn give_back(&self) -> bool {
-        if cfg!(mutant = "token_order") {
+        if mutant("token_order") {
             // Reads the flag before the token is free: a publisher in between is overlooked.
             let pending = self.is_pending();
             self.held.swap(false, Ordering::AcqRel);

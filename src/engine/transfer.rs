@@ -6,6 +6,7 @@ use crate::engine::slot::{Body, RegionRef};
 use crate::engine::stack::NONE;
 use crate::engine::state::{Phase, State};
 use crate::handle::{Handle, Kind};
+use crate::mutant::mutant;
 use crate::nic::{Net, Port};
 use crate::status::Status;
 use crate::sync::{fence, Ordering};
@@ -88,7 +89,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // Whoever closes a region closes it first and then looks for transfers that are posting or
         // active (`quiesce`); we say first that we are posting and then look whether all is
         // open.
-        if !cfg!(mutant = "post_fence") {
+        if !mutant("post_fence") {
             fence(Ordering::SeqCst);
         }
         if !self.regions_open(&body) {
@@ -118,7 +119,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // Whoever closes a peer closes it first, then looks for active transfers, then closes its
         // rails, which ends every claim; we are active first and then look whether it is
         // there.
-        if !cfg!(mutant = "peer_fence") {
+        if !mutant("peer_fence") {
             fence(Ordering::SeqCst);
         }
         let peer = self.peer_state(body.peer);
@@ -146,27 +147,33 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
     /// free.
     fn publish(&self, index: u32, body: &Body) {
         let rails = self.rails(body.peer);
-        let Some(first) = self.idlest(rails) else {
+        let Some(first) = self.idlest(rails, index) else {
             // Not connected: it waits at any lane, which moves it on when a rail is up (`share`).
             // The lane looks after this, or a rail that came up just now had looked too early.
             let Some(lane) = self.lanes.first() else { return };
             lane.set(index);
-            if !cfg!(mutant = "park_quiet") {
+            if !mutant("park_quiet") {
                 lane.token.publish();
             }
             self.worker.wake();
             return;
         };
+        let slot = &self.slots[index as usize];
+        slot.home.store(first, Ordering::Relaxed);
+        if body.bytes <= self.tuning.inline_bytes && self.carry_now(first, index, body.n_ops) {
+            if slot.state.phase() != Phase::Active {
+                return;
+            }
+            if !slot.has_unclaimed(body.n_ops) {
+                // In flight as a whole: nobody needs to look at it, only at what completes.
+                self.lanes[first as usize].token.publish();
+                self.worker.wake();
+                return;
+            }
+        }
         let chosen = if self.tuning.stripe_all { rails } else { 1 << first };
         for lane in self.lanes_of(chosen) {
             lane.set(index);
-        }
-        if body.bytes <= self.tuning.inline_bytes
-            && self.carry_now(first, index)
-            // Else shared out over other lanes: whoever polls goes on with it.
-            && self.slots[index as usize].state.load().phase != Phase::Active
-        {
-            return;
         }
         for lane in self.lanes_of(chosen) {
             lane.token.publish();
@@ -174,19 +181,37 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         self.worker.wake();
     }
 
-    /// The lane with the least outstanding bytes, of those with a rail.
-    pub(super) fn idlest(&self, rails: u32) -> Option<u32> {
-        let load = |l: &&crate::engine::lane::Lane<'_, P>| l.outstanding.load(Ordering::Relaxed);
-        self.lanes_of(rails).min_by_key(load).map(|l| l.index)
+    /// The lane with the least outstanding bytes, of those with a rail. Of equal ones it depends on
+    /// the transfer's slot, so that threads whose transfers are under way at one time do not all
+    /// come to the same.
+    pub(super) fn idlest(&self, rails: u32, index: u32) -> Option<u32> {
+        let lanes = (self.lanes.len() as u32).max(1);
+        let start = index % lanes;
+        let key = |l: &&crate::engine::lane::Lane<'_, P>| {
+            let behind = if l.index < start { l.index + lanes } else { l.index };
+            (l.outstanding.load(Ordering::Relaxed), behind)
+        };
+        self.lanes_of(rails).min_by_key(key).map(|l| l.index)
     }
 
-    /// Where a transfer stands: one atomic load. Without a background thread it polls first.
+    /// Where a transfer stands: one atomic load. Without a background thread it polls first: the
+    /// lane that the transfer was posted to, and the others only if nothing moved there, so that
+    /// threads which wait for transfers on different rails write to different memory. Every 16th
+    /// time it looks at all of them all the same, for what nobody waits for.
     pub fn check(&self, raw: u64) -> Result<Status, Status> {
-        let (_, state) = self.transfer(raw)?;
+        let (index, state) = self.transfer(raw)?;
         if state.answer() != Status::InProgress || self.tuning.background {
             return Ok(state.answer());
         }
-        self.poll();
+        let slot = &self.slots[index as usize];
+        let looks = slot.looks.load(Ordering::Relaxed);
+        // Threads that ask about one transfer may lose counts, which only count time.
+        slot.looks.store(looks.wrapping_add(1), Ordering::Relaxed);
+        let home = slot.home.load(Ordering::Relaxed);
+        let near = !self.tuning.stripe_all && !looks.is_multiple_of(16);
+        if !(near && self.poll_lane(home)) {
+            self.poll();
+        }
         self.transfer(raw).map(|(_, s)| s.answer())
     }
 
@@ -317,11 +342,15 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         Ok(())
     }
 
-    /// Keeps what the host measured around `post`.
-    pub fn set_post_ns(&self, raw: u64, ns: u64) {
-        if let Ok((index, _)) = self.transfer(raw) {
-            self.slots[index as usize].counters.post_ns.store(ns, Ordering::Relaxed);
-        }
+    /// Keeps what the host measured around a post. Descriptor pairs, work requests and bytes of
+    /// the transfer.
+    pub fn posted(&self, raw: u64, ns: u64) -> Result<(u64, u64, u64), Status> {
+        let (index, _) = self.transfer(raw)?;
+        let slot = &self.slots[index as usize];
+        slot.counters.post_ns.store(ns, Ordering::Relaxed);
+        // SAFETY: I3: the handle's owner does not release it during its own call.
+        let body = unsafe { slot.body() };
+        Ok((body.descriptors, u64::from(body.n_ops), body.bytes))
     }
 
     /// Ends the transfers that use a region which was closed just now. `Busy` while something may
@@ -331,7 +360,7 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
         // One that is being posted may have found the region open, and rails may claim of it before
         // it could be ended. Asked before the walk, which finds whoever is active by then;
         // asked after it, one that became active meanwhile would pass both.
-        let late = cfg!(mutant = "quiesce_late");
+        let late = mutant("quiesce_late");
         let posting = !late && self.any(Phase::Posting);
         self.end_where(Status::Cancelled, |body| body.uses(region));
         let posting = posting || (late && self.any(Phase::Posting));
@@ -348,24 +377,14 @@ impl<'m, P: Port, N: Net> Core<'m, P, N> {
 
     /// An active transfer that uses a region.
     pub fn first_user(&self, region: RegionRef) -> Option<Handle> {
-        let mut found = None;
-        for (i, slot) in self.slots.iter().enumerate() {
-            if slot.state.load().phase != Phase::Active {
-                continue;
-            }
-            slot.enter();
-            if slot.cursor.look().is_some() {
-                // SAFETY: I3: we hold the slot and saw the cursor open after that.
-                if unsafe { slot.body() }.uses(region) {
-                    found = Some(self.transfer_handle(i as u32));
-                }
-            }
-            self.leave(i as u32);
-            if found.is_some() {
-                return found;
-            }
-        }
-        self.debtor(|_, body| body.uses(region)).map(|slot| self.transfer_handle(slot))
+        let mut user = None;
+        let mut uses = |slot, body: &Body| {
+            // While it is held: later the slot may be another transfer's.
+            user = body.uses(region).then(|| self.transfer_handle(slot));
+            user.is_some()
+        };
+        self.under_way(&[Phase::Active], &mut uses).or_else(|| self.debtor(&mut uses));
+        user
     }
 
     fn transfer_handle(&self, index: u32) -> Handle {

@@ -37,7 +37,7 @@ const MESSAGE: u16 = 6;
 const REGION_ID: u16 = 7;
 const RAILS: u16 = 8;
 const KEYS: u16 = 9;
-/// Most pieces of a region: 4 GiB each, this is more than the address space of today's hosts.
+/// Most pieces of a region: of 2 GiB each, these are the address space of a process.
 const MAX_PIECES: usize = 1 << 16;
 
 /// Where a process runs, for drivers that need both sides on one host.

@@ -67,6 +67,8 @@ pub struct Config {
     pub nics: String,
     /// Device runtime context; unused by `local`.
     pub rbln_ctx_ptr: u64,
+    /// What the NIXL plugin takes VRAM for about which nothing is said: auto, none or cuda.
+    pub devmem: String,
     /// Work requests in flight on one RDMA rail.
     pub sq_depth: u32,
     /// Most pieces of local memory that one work request of an RDMA rail gathers or scatters.
@@ -121,6 +123,7 @@ impl Default for Config {
             numa_node: -1,
             nics: String::new(),
             rbln_ctx_ptr: 0,
+            devmem: String::from("auto"),
             sq_depth: 256,
             sges: 16,
             ack_timeout: 14,
@@ -142,12 +145,17 @@ const OTHERS: &[&str] = &[
     "KVRAIL_STATS",
     "KVRAIL_SYSROOT",
     "KVRAIL_IBVERBS",
+    "KVRAIL_LIBCUDA",
     "KVRAIL_PLUGIN_DIR",
     "KVRAIL_TEST_",
     "KVRAIL_DEMO_",
     "KVRAIL_BENCH_",
     "KVRAIL_FUZZ_",
     "KVRAIL_LAB_",
+    "KVRAIL_VLLM_",
+    "KVRAIL_RBLN_",
+    "KVRAIL_DRIVE_",
+    "KVRAIL_FAKEVERBS",
 ];
 
 impl Config {

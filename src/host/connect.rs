@@ -13,7 +13,6 @@ use super::conn::{Conn, Role};
 use super::control::{is_closed, Control};
 use super::error::{shown, Error, Result};
 use super::handshake::{dial_wins, DialerParams, Step, WIRE};
-use super::log;
 use super::offer::{JoinPart, RailOffer};
 use super::peers::{Entry, Life, Line, Peers};
 use super::rail::{both, MAX_RAILS};
@@ -21,6 +20,7 @@ use super::rails::Rails;
 use super::raise::{Pair, Proven, Raise};
 use super::shared::{attach_error, connect_local, Shared};
 use super::sys;
+use super::{log, loopback};
 use crate::engine::peer::{Link, NO_LANE};
 use crate::nic::any::{AnyLink, AnyPort};
 use crate::nic::local::PeerMemory;
@@ -410,8 +410,13 @@ impl Control {
             core.connect_rail(lane, (index, id), generation, |port| {
                 if let AnyPort::Verbs(port) = port {
                     port.connect(index, p.data, p.rail, p.max_msg);
+                    // The rail is new, so it takes it.
+                    let _none = p.loopback.and_then(|qp| port.loop_back(index, qp));
                 }
             });
+            if let Some(rails) = &self.shared.rails {
+                loopback::furnish_new(&self.shared, rails, lane, index);
+            }
             names.extend(
                 self.shared
                     .rails

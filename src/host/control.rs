@@ -53,13 +53,14 @@ pub(super) struct Control {
 impl Control {
     pub(super) fn new(shared: Arc<Shared>, listeners: Vec<TcpListener>) -> Control {
         let (stats, watch) = (Stats::new(&shared), Watch::new(&shared));
+        let stalls = Stalls::new(&shared);
         Control {
             shared,
             listeners,
             conns: Vec::new(),
             files: Vec::new(),
             deaf_until: None,
-            stalls: Stalls::default(),
+            stalls,
             watch,
             stats,
             alarm: None,

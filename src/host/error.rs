@@ -36,7 +36,7 @@ impl fmt::Display for Error {
 impl core::error::Error for Error {}
 
 /// Outside bytes for an error text: printable, on one line, and at most `max` characters.
-pub(crate) fn shown(bytes: &[u8], max: usize) -> String {
+pub fn shown(bytes: &[u8], max: usize) -> String {
     // A character takes at most four bytes, so no long input is scanned.
     let cut = bytes.len().min(max.saturating_mul(4));
     let text = String::from_utf8_lossy(bytes.get(..cut).unwrap_or_default());

@@ -6,10 +6,10 @@ use super::error::{Error, Result};
 use super::pool::{self, List, Pool};
 use crate::engine::region::{KeyList, View};
 
-/// Copies keys, rail by rail and piece by piece, into the pool.
-pub(super) fn store(pool: &Pool, keys: &[u32], rails: u16, shift: u8) -> Result<KeyList> {
+/// Copies keys, rail by rail and piece by piece, into the pool. `like` says the rest of the list.
+pub(super) fn store(pool: &Pool, keys: &[u32], rails: u16, like: KeyList) -> Result<KeyList> {
     if keys.is_empty() {
-        return Ok(KeyList { shift, ..KeyList::EMPTY });
+        return Ok(KeyList { rails: 0, ..like });
     }
     let full = |e: crate::table::Full| {
         let text = format!("{} are used up; the limit is {}: raise max_bytes", e.what, e.limit);
@@ -20,7 +20,7 @@ pub(super) fn store(pool: &Pool, keys: &[u32], rails: u16, shift: u8) -> Result<
         list.push(*key).map_err(full)?;
     }
     let (at, _) = list.into_parts().map_err(full)?;
-    Ok(KeyList { at: at.as_ptr(), rails, shift })
+    Ok(KeyList { at: at.as_ptr(), rails, ..like })
 }
 
 /// Gives a list of [`store`] back.

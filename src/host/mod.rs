@@ -3,6 +3,7 @@
 
 mod backoff;
 pub mod blob;
+mod card;
 pub mod config;
 mod conn;
 mod connect;
@@ -15,6 +16,8 @@ mod inbox;
 mod join;
 mod keylist;
 pub mod log;
+mod loopback;
+pub mod memory;
 pub mod nics;
 mod offer;
 mod peers;

@@ -160,6 +160,45 @@ impl<'a, T: Copy> List<'a, T> {
         Ok(())
     }
 
+    /// Values that there is room for without growing.
+    pub(super) fn room(&self) -> usize {
+        self.room - self.len
+    }
+
+    /// Takes `value(0)`, `value(1)`, ... while there are any, at most `most`; none if that is more
+    /// than there is room for. Returns how many.
+    #[inline]
+    pub(super) fn extend(
+        &mut self,
+        most: usize,
+        mut value: impl FnMut(usize) -> Option<T>,
+    ) -> usize {
+        if most > self.room() {
+            return 0;
+        }
+        let mut n = 0;
+        while n < most {
+            let Some(value) = value(n) else { break };
+            // SAFETY: I1: there is room for `most` values behind the last one.
+            unsafe { self.at.add(self.len + n).write(value) };
+            n += 1;
+        }
+        self.len += n;
+        n
+    }
+
+    /// The last `n` values, or as many as there are.
+    pub(super) fn last(&mut self, n: usize) -> &mut [T] {
+        let n = n.min(self.len);
+        // SAFETY: I1: our own allocation, whose first `len` values were written.
+        unsafe { core::slice::from_raw_parts_mut(self.at.add(self.len - n).as_ptr(), n) }
+    }
+
+    /// Forgets the last `n` values.
+    pub(super) fn shorten(&mut self, n: usize) {
+        self.len = self.len.saturating_sub(n);
+    }
+
     fn set_room(&mut self, room: usize) -> Result<(), Full> {
         let bytes = room.checked_mul(size_of::<T>()).ok_or_else(|| self.pool.full())?;
         let old = self.room * size_of::<T>();
@@ -187,7 +226,17 @@ impl<T: Copy> Drop for List<'_, T> {
     }
 }
 
-/// Gives back what [`List::into_parts`] gave away.
+/// A copy of values in the pool, in an allocation of exactly their size. Free it with [`free`].
+pub(super) fn copied<T: Copy>(pool: &Pool, values: &[T]) -> Result<(NonNull<T>, usize), Full> {
+    let list: List<'_, T> = List::new(pool, values.len())?;
+    // SAFETY: I1: there is room for all of them, in memory of the list's own.
+    unsafe { list.at.as_ptr().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+    let parts = (list.at, values.len());
+    core::mem::forget(list);
+    Ok(parts)
+}
+
+/// Gives back what [`List::into_parts`] or [`copied`] gave away.
 ///
 /// # Safety
 /// Exactly that pointer and length, from a list of the same pool, not used any more.

@@ -6,14 +6,15 @@ use core::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::{Error, Result};
-use super::pool::{self, List, Pool};
+use super::pool::{self, copied, List, Pool};
+use crate::engine::peer::SELF;
 use crate::engine::region::{Regions as RegionTable, View};
 use crate::engine::slot::{Body, RegionRef};
 use crate::handle::{Handle, Kind};
 use crate::status::Status;
 use crate::table::{
-    build_indexed, build_ops, Desc, Direction, Full, Listed, Op, OpSink, PrepareError, RegionView,
-    Regions, Shape, Side, Stride, Strided, Summary, Table, Wanted,
+    build_indexed, build_ops, Desc, Direction, Full, Known, Listed, Op, OpSink, PrepareError,
+    RegionView, Regions, Shape, Side, Stride, Strided, Summary, Table, Wanted,
 };
 
 /// A table's own copy of what it was made of.
@@ -23,7 +24,7 @@ pub(super) struct TableData {
 }
 
 enum Form {
-    Flat(NonNull<Desc>, usize),
+    Flat { descs: (NonNull<Desc>, usize), even: bool },
     Strided { parts: (NonNull<Stride>, usize), ends: (NonNull<u64>, usize), shape: Shape },
 }
 
@@ -35,7 +36,8 @@ unsafe impl Sync for TableData {}
 impl TableData {
     fn flat(pool: &Arc<Pool>, descs: &[Desc]) -> core::result::Result<TableData, Full> {
         let (at, len) = copied(pool, descs)?;
-        Ok(TableData { pool: pool.clone(), form: Form::Flat(at, len) })
+        let even = matches!(Table::flat(descs), Table::Even(_));
+        Ok(TableData { pool: pool.clone(), form: Form::Flat { descs: (at, len), even } })
     }
 
     fn strided(pool: &Arc<Pool>, given: &[Stride]) -> Result<TableData> {
@@ -61,7 +63,14 @@ impl TableData {
         // SAFETY: I1: this table's own lists, constant until it is dropped.
         unsafe {
             match self.form {
-                Form::Flat(at, len) => Table::Flat(core::slice::from_raw_parts(at.as_ptr(), len)),
+                Form::Flat { descs: (at, len), even } => {
+                    let descs = core::slice::from_raw_parts(at.as_ptr(), len);
+                    if even {
+                        Table::Even(descs)
+                    } else {
+                        Table::Flat(descs)
+                    }
+                }
                 Form::Strided { parts, ends, shape } => Table::Strided(Strided::new(
                     core::slice::from_raw_parts(parts.0.as_ptr(), parts.1),
                     core::slice::from_raw_parts(ends.0.as_ptr(), ends.1),
@@ -77,7 +86,7 @@ impl Drop for TableData {
         // SAFETY: I1: this table's own lists, given back once.
         unsafe {
             match self.form {
-                Form::Flat(at, len) => pool::free(&self.pool, at, len),
+                Form::Flat { descs: (at, len), .. } => pool::free(&self.pool, at, len),
                 Form::Strided { parts, ends, .. } => {
                     pool::free(&self.pool, parts.0, parts.1);
                     pool::free(&self.pool, ends.0, ends.1);
@@ -85,14 +94,6 @@ impl Drop for TableData {
             }
         }
     }
-}
-
-fn copied<T: Copy>(pool: &Pool, values: &[T]) -> core::result::Result<(NonNull<T>, usize), Full> {
-    let mut list = List::new(pool, values.len())?;
-    for &value in values {
-        list.push(value)?;
-    }
-    list.into_parts()
 }
 
 fn full(e: Full) -> Error {
@@ -166,10 +167,14 @@ impl Tables {
             })
     }
 
-    fn get(&self, raw: u64) -> Result<Arc<TableData>> {
+    /// Both tables of a transfer.
+    fn both(&self, local: u64, remote: u64) -> Result<(Arc<TableData>, Arc<TableData>)> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = Tables::slot(&mut slots, raw)?.1.clone();
-        found.ok_or_else(|| Error::new(Status::Stale, format!("table {raw:#x} was destroyed")))
+        let mut get = |raw| {
+            let found = Tables::slot(&mut slots, raw)?.1.clone();
+            found.ok_or_else(|| Error::new(Status::Stale, format!("table {raw:#x} was destroyed")))
+        };
+        Ok((get(local)?, get(remote)?))
     }
 
     pub(super) fn used(&self) -> u32 {
@@ -178,81 +183,120 @@ impl Tables {
     }
 }
 
-/// Looks up regions for prepare.
-struct Lookup<'a, 'm> {
-    local: &'a RegionTable<'m>,
-    remote: &'a RegionTable<'m>,
-}
-
-fn seen(view: View) -> RegionView {
-    RegionView {
-        slot: view.slot,
-        generation: view.generation,
-        base: view.base,
-        len: view.len,
-        peer: view.peer,
-        shift: view.keys.shift,
-    }
-}
-
-impl Regions for Lookup<'_, '_> {
-    fn local(&self, raw: u64) -> Option<RegionView> {
-        self.local.view(raw).ok().map(seen)
-    }
-
-    fn remote(&self, raw: u64) -> Option<RegionView> {
-        self.remote.view(raw).ok().map(seen)
-    }
-}
-
-/// Which regions one prepare has met already: a stamp per region slot, so that lists which go to
-/// and fro between regions name each only once.
+/// What one prepare has seen of the regions. Kept from one to the next for its memory only.
 #[derive(Default)]
 struct Met {
-    stamp: u32,
-    stamps: [Vec<u32>; 2],
-}
-
-impl Met {
-    fn next(&mut self) {
-        self.stamp = self.stamp.wrapping_add(1);
-        if self.stamp == 0 {
-            self.stamps = Default::default();
-            self.stamp = 1;
-        }
-    }
-
-    fn is_new(&mut self, remote: bool, slot: u32) -> bool {
-        let stamps = &mut self.stamps[usize::from(remote)];
-        if stamps.len() <= slot as usize {
-            stamps.resize(slot as usize + 1, 0);
-        }
-        core::mem::replace(&mut stamps[slot as usize], self.stamp) != self.stamp
-    }
+    /// By side and slot, as many as a power of two; vacant where the region was not met.
+    known: [Vec<Known>; 2],
+    /// All that were met.
+    regions: Vec<RegionRef>,
 }
 
 thread_local! {
     static MET: RefCell<Met> = RefCell::new(Met::default());
 }
 
-struct Sink<'a> {
-    ops: List<'a, Op>,
-    regions: List<'a, RegionRef>,
+/// Looks up regions for one prepare, and notes which it met.
+struct Lookup<'a, 'm> {
+    local: &'a RegionTable<'m>,
+    remote: &'a RegionTable<'m>,
+    peer: u32,
+    seams: bool,
     met: &'a mut Met,
 }
 
-impl OpSink for Sink<'_> {
+impl Regions for Lookup<'_, '_> {
     #[inline]
-    fn push(&mut self, op: Op) -> core::result::Result<(), Full> {
-        self.ops.push(op)
+    fn known(&self, side: Side) -> &[Known] {
+        &self.met.known[usize::from(side == Side::Remote)]
     }
 
-    fn region(&mut self, side: Side, slot: u32, generation: u32) -> core::result::Result<(), Full> {
-        let remote = side == Side::Remote;
-        if self.met.is_new(remote, slot) {
-            self.regions.push(RegionRef { slot, generation, remote })?;
+    fn meet(&mut self, side: Side, raw: u64) -> Option<Known> {
+        let view = self.look_up(side, raw)?;
+        let (slot, generation, remote) = (view.slot, view.generation, side == Side::Remote);
+        if remote && view.peer != self.peer {
+            return None;
         }
-        Ok(())
+        let all = &mut self.met.known[usize::from(remote)];
+        if slot as usize >= all.len() {
+            // Two at least: no handle is the number of a vacant place then (see `Known::vacant`).
+            let places = (slot as usize + 1).next_power_of_two().max(2);
+            all.extend((all.len()..places).map(Known::vacant));
+        }
+        let known = Known::of(raw, &view);
+        all[slot as usize] = known;
+        self.seams |= known.has_seams();
+        self.met.regions.push(RegionRef { slot, generation, remote });
+        Some(known)
+    }
+
+    #[inline]
+    fn has_seams(&self) -> bool {
+        self.seams
+    }
+
+    fn look_up(&self, side: Side, raw: u64) -> Option<RegionView> {
+        let table = if side == Side::Remote { self.remote } else { self.local };
+        let View { slot, generation, base, len, peer, keys } = table.view(raw).ok()?;
+        Some(RegionView { slot, generation, base, len, peer, shift: keys.shift })
+    }
+}
+
+impl Lookup<'_, '_> {
+    /// Refuses device memory: within an engine, and to a process of this host without rails, the
+    /// processor copies, at the regions' addresses.
+    fn all_on_host(&self) -> Result<()> {
+        let device = |r: &&RegionRef| {
+            let table = if r.remote { self.remote } else { self.local };
+            table.mem(r.slot) != 0
+        };
+        let Some(r) = self.met.regions.iter().find(device) else { return Ok(()) };
+        let (side, slot) = (if r.remote { "remote" } else { "local" }, r.slot);
+        let why = if self.peer == SELF {
+            "a transfer of an engine to itself moves host memory only: register a second engine, \
+             or copy on the device"
+        } else {
+            "the peer is a process of this host without RDMA rails, to and from which the \
+             processor copies host memory only: give it an RDMA NIC (transport=verbs says why it \
+             has none), or let the transfer bounce in host memory (kv_buffer_device=cpu)"
+        };
+        let text = format!("the {side} region in slot {slot} is device memory; {why}");
+        Err(Error::new(Status::Unsupported, text))
+    }
+}
+
+impl Drop for Lookup<'_, '_> {
+    /// A region may be another one at the next prepare, or this thread's next prepare another
+    /// engine's.
+    fn drop(&mut self) {
+        for r in self.met.regions.drain(..) {
+            let slot = r.slot as usize;
+            self.met.known[usize::from(r.remote)][slot] = Known::vacant(slot);
+        }
+    }
+}
+
+impl OpSink for List<'_, Op> {
+    #[inline]
+    fn push(&mut self, op: Op) -> core::result::Result<(), Full> {
+        List::push(self, op)
+    }
+
+    fn room(&self) -> usize {
+        List::room(self)
+    }
+
+    #[inline]
+    fn extend(&mut self, most: usize, op: impl FnMut(usize) -> Option<Op>) -> usize {
+        List::extend(self, most, op)
+    }
+
+    fn last(&mut self, n: usize) -> &mut [Op] {
+        List::last(self, n)
+    }
+
+    fn shorten(&mut self, n: usize) {
+        List::shorten(self, n);
     }
 }
 
@@ -263,6 +307,8 @@ pub(super) struct Preparer<'a, 'm> {
     pub(super) local: &'a RegionTable<'m>,
     pub(super) remote: &'a RegionTable<'m>,
     pub(super) slice_bytes: NonZeroU32,
+    /// The processor copies to and from the peer.
+    pub(super) copies: bool,
 }
 
 /// The peer of a transfer: slot and generation.
@@ -276,7 +322,7 @@ impl Preparer<'_, '_> {
         local: (u64, &[u32]),
         remote: (u64, &[u32]),
     ) -> Result<Body> {
-        let (l, r) = (self.tables.get(local.0)?, self.tables.get(remote.0)?);
+        let (l, r) = self.tables.both(local.0, remote.0)?;
         let room = local.1.len();
         self.body(direction, peer, room, |wanted, lookup, sink| {
             build_indexed((l.table(), local.1), (r.table(), remote.1), wanted, lookup, sink)
@@ -302,28 +348,27 @@ impl Preparer<'_, '_> {
         pairs: usize,
         build: impl FnOnce(
             Wanted,
-            &Lookup<'_, '_>,
-            &mut Sink<'_>,
+            &mut Lookup<'_, '_>,
+            &mut List<'_, Op>,
         ) -> core::result::Result<Summary, PrepareError>,
     ) -> Result<Body> {
         MET.with_borrow_mut(|met| {
-            met.next();
-            let mut sink = Sink {
-                ops: List::new(self.pool, pairs).map_err(full)?,
-                regions: List::new(self.pool, 4).map_err(full)?,
-                met,
-            };
+            let mut ops = List::new(self.pool, pairs).map_err(full)?;
             let wanted = Wanted { peer: peer.0, op_bytes: self.slice_bytes };
-            let lookup = Lookup { local: self.local, remote: self.remote };
-            let summary = build(wanted, &lookup, &mut sink)
+            let (local, remote) = (self.local, self.remote);
+            let mut lookup = Lookup { local, remote, peer: peer.0, seams: false, met };
+            let summary = build(wanted, &mut lookup, &mut ops)
                 .map_err(|e| Error::new(e.status, e.to_string()))?;
+            if peer.0 == SELF || self.copies {
+                lookup.all_on_host()?;
+            }
             if summary.ops >= u64::from(u32::MAX) {
                 let text = format!("{} work requests; a transfer has at most 2^32-2", summary.ops);
                 let text = format!("{text}: split it, or raise KVRAIL_SLICE_BYTES");
                 return Err(Error::new(Status::Capacity, text));
             }
-            let (ops, n_ops) = sink.ops.into_parts().map_err(full)?;
-            let regions = sink.regions.into_parts().map_err(|e| {
+            let (ops, n_ops) = ops.into_parts().map_err(full)?;
+            let regions = copied(self.pool, &lookup.met.regions).map_err(|e| {
                 // SAFETY: I1: made just now, given back once.
                 unsafe { pool::free(self.pool, ops, n_ops) };
                 full(e)

@@ -3,26 +3,29 @@
 use core::net::Ipv4Addr;
 use core::num::NonZeroU32;
 use std::ffi::CString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use rdma_core_sys::Verbs;
 
 use super::blob::RegionKeys;
+use super::card;
 use super::config::Config;
 use super::error::{Error, Result};
 use super::graves::Graves;
+use super::memory::{Lease, Range, Source};
 use super::nics::{self, Address, Nic, Selection};
 use super::rail::{RailEnd, MAX_RAILS};
 use super::{log, sys};
 use crate::nic::verbs::mail::{MAIL_LEAST, MAIL_RECEIVES, MAIL_SENDS};
 use crate::nic::verbs::{Device, Fault, Gid, Mr, Open};
 use crate::status::Status;
+use crate::sync::{AtomicU32, Ordering};
 use crate::table::NO_SEAMS;
 
-/// Longest memory region: larger ones are known to be slower on some NICs, whose translation
-/// tables they overflow.
-const MAX_PIECE: u64 = 4 << 30;
+/// Longest memory region: those above about 4 GiB are known to be slower on some NICs, whose
+/// translation tables they overflow. The largest power of two that is below.
+const MAX_PIECE: u64 = 2 << 30;
 /// Entries of a lane's message queue for each peer: what a mailbox has in flight.
 const MAIL_ENTRIES: u32 = MAIL_RECEIVES + MAIL_SENDS;
 
@@ -63,17 +66,16 @@ fn request(config: &Config) -> nics::Request {
     let names = config.nics.split(',').filter(|n| !n.is_empty());
     let sysroot = PathBuf::from(variable("KVRAIL_SYSROOT").unwrap_or_else(|| "/".into()));
     let given = Some(config.numa_node).filter(|n| *n >= 0);
-    let numa = given.or_else(|| nics::numa_of_pci(&sysroot, &card(config)).filter(|n| *n >= 0));
+    let numa =
+        given.or_else(|| nics::numa_of_pci(&sysroot, &card(&sysroot, config)).filter(|n| *n >= 0));
     nics::Request { sysroot, numa, names: names.map(str::to_owned).collect() }
 }
 
-/// The accelerator's name in sysfs. Where the runtime shows a process some cards only
-/// (`RBLN_VISIBLE_DEVICES`), `device_id` counts those.
-fn card(config: &Config) -> String {
+/// The accelerator's name in sysfs.
+fn card(sysroot: &Path, config: &Config) -> String {
     let visible = variable("RBLN_VISIBLE_DEVICES").unwrap_or_default();
-    let at = usize::try_from(config.device_id).unwrap_or(usize::MAX);
-    let number = visible.split(',').nth(at).map(str::trim).filter(|n| !n.is_empty());
-    number.map_or_else(|| format!("rbln{}", config.device_id), |n| format!("rbln{n}"))
+    let per_device = variable("RBLN_NPUS_PER_DEVICE").and_then(|n| n.parse().ok()).unwrap_or(1);
+    card::name(sysroot, config.device_id, card::Shown { visible: &visible, per_device })
 }
 
 /// A variable for tests: not a parameter, since it changes what the host looks like.
@@ -112,11 +114,31 @@ pub(super) struct Rail {
     address: Mutex<Address>,
 }
 
+/// Keeps rails with loopback queue pairs coming up, for memory where READs land late.
+#[derive(Debug)]
+pub(super) struct Late(Arc<Rails>);
+
+impl Late {
+    pub(super) fn new(rails: &Arc<Rails>) -> Late {
+        rails.late.fetch_add(1, Ordering::AcqRel);
+        Late(rails.clone())
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        self.0.late.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// The opened NICs of an engine, in the order of its lanes.
 #[derive(Debug)]
 pub(super) struct Rails {
     list: Vec<Rail>,
     pub(super) graves: Graves,
+    /// Registrations of memory where READs land late, and tries: as long as there are any, every
+    /// rail has a loopback queue pair.
+    late: AtomicU32,
 }
 
 impl Rails {
@@ -155,7 +177,12 @@ impl Rails {
         for fault in faults {
             log::warn(&format!("left out: {fault}"));
         }
-        Ok(Rails { list, graves: Graves::default() })
+        Ok(Rails { list, graves: Graves::default(), late: AtomicU32::new(0) })
+    }
+
+    /// Whether a rail needs a loopback queue pair.
+    pub(super) fn land_late(&self) -> bool {
+        self.late.load(Ordering::Acquire) > 0
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Rail> {
@@ -200,58 +227,80 @@ impl Rails {
         }
     }
 
-    /// Registers memory on every NIC, all at a time, or on none. A device that died is left out: it
-    /// gets no rail any more.
-    pub(super) fn register(self: &Arc<Rails>, addr: u64, len: u64) -> Result<Registered> {
+    /// Registers ranges on every NIC, all NICs at a time, or none of them on any. A device that
+    /// died is left out: it gets no rail any more. All others are open from the start to the end of
+    /// the engine, so a rail that comes up later finds its keys here. `lease`: who lent the memory.
+    pub(super) fn register(
+        self: &Arc<Rails>,
+        ranges: &[Range],
+        lease: Option<&Arc<Lease>>,
+    ) -> Result<Vec<Registered>> {
         let shift = self.piece_shift();
-        let pieces = |rail: &Rail| {
-            let mut mrs = Vec::new();
-            let mut at = if rail.device.is_dead() { len } else { 0 };
-            while at < len {
-                let n = (len - at).min(1 << shift);
-                match rail.device.register(addr + at, n, addr + at, false) {
-                    Ok(mr) => mrs.push(mr),
-                    Err(fault) => return (mrs, Some(fault)),
-                }
-                at += n;
-            }
-            (mrs, None)
+        let new = |range: &Range| {
+            let (rails, lease, mem) = (self.clone(), lease.cloned(), range.mem());
+            let (mrs, flush) = (Vec::new(), (!range.coherent).then(|| Late::new(self)));
+            Registered { rails, mrs, kept: None, shift, pieces: 0, mem, flush, lease }
         };
-        let results: Vec<_> = std::thread::scope(|scope| {
-            // The last one on this thread: with one NIC nothing is spawned.
-            let (last, others) =
-                self.list.split_last().map_or((None, &[][..]), |(l, o)| (Some(l), o));
-            let handles: Vec<_> = others.iter().map(|r| scope.spawn(move || pieces(r))).collect();
-            let last = last.map(pieces);
-            let lost = |_| (Vec::new(), Some(Fault::new("registration thread", libc::EIO)));
-            let others = handles.into_iter().map(|h| h.join().unwrap_or_else(lost));
-            others.collect::<Vec<_>>().into_iter().chain(last).collect()
-        });
-        let mut registered = Registered { rails: self.clone(), mrs: Vec::new(), shift, pieces: 0 };
+        let mut all: Vec<_> = ranges.iter().map(new).collect();
         let mut failed = None;
-        for (rail, (mrs, fault)) in self.list.iter().zip(results) {
-            registered.pieces = registered.pieces.max(mrs.len());
-            registered.mrs.push(mrs);
+        for (rail, (mrs, fault)) in self.list.iter().zip(self.on_each(|r| r.pieces(ranges, shift)))
+        {
+            // The last one is what could not be registered, from behind its pieces on.
+            let fault = fault.map(|f| (f, mrs.len(), mrs.last().map_or(0, Vec::len) as u64));
+            let mut mrs = mrs.into_iter();
+            for registered in &mut all {
+                let mrs = mrs.next().unwrap_or_default();
+                registered.pieces = registered.pieces.max(mrs.len());
+                registered.mrs.push(mrs);
+            }
             failed = failed.or(fault.map(|f| (rail, f)));
         }
+        let len: u64 = ranges.iter().map(|r| r.len).fold(0, u64::saturating_add);
         match failed {
-            None if registered.pieces == 0 => {
+            None if all.iter().any(|r| r.pieces == 0) => {
                 let text = format!("registering {len} bytes: all {} NICs failed", self.len());
                 Err(Error::new(Status::NoRail, text))
             }
-            None => Ok(registered),
-            // Dropping `registered` takes back what was registered.
-            Some((rail, fault)) => Err(self.refused(rail, &fault, len)),
+            None => Ok(all),
+            Some((rail, (fault, count, done))) => {
+                let kept = all.iter_mut().filter_map(|r| r.end().err()).last();
+                let after = kept.map_or_else(
+                    || format!("taken back on all {} NICs", self.len()),
+                    |why| format!("and not taken back: {why}: {KEPT}"),
+                );
+                let range = ranges.get(count.saturating_sub(1));
+                let Some(range) = range.filter(|r| r.source != Source::Host) else {
+                    return Err(self.refused(rail, &fault, len, &after));
+                };
+                let at = (done << shift).min(range.len);
+                let piece = range.piece(at, (range.len - at).min(1 << shift));
+                let (status, text) = piece.refused(&rail.nic.label(), &fault);
+                Err(Error::new(status, format!("{text}; {after}")))
+            }
         }
     }
 
-    fn refused(&self, rail: &Rail, fault: &Fault, len: u64) -> Error {
-        let mut text = format!(
-            "registering {len} bytes on {}: {}; taken back on all {} NICs",
-            rail.nic.label(),
-            said(fault),
-            self.len()
-        );
+    /// Asks every NIC at the same time, as each takes its own while to pin memory.
+    fn on_each(&self, f: impl Fn(&Rail) -> OnRail + Sync) -> Vec<OnRail> {
+        std::thread::scope(|scope| {
+            // The last one on this thread: with one NIC nothing is spawned.
+            let Some((last, others)) = self.list.split_last() else { return Vec::new() };
+            let f = &f;
+            let spawn = |r| std::thread::Builder::new().spawn_scoped(scope, move || f(r));
+            let handles: Vec<_> = others.iter().map(spawn).collect();
+            let last = f(last);
+            let lost = |_| (Vec::new(), Some(Fault::new("registration thread", libc::EIO)));
+            // A thread that could not be had is done without.
+            let ended = handles.into_iter().zip(others).map(|(handle, rail)| {
+                handle.map_or_else(|_| f(rail), |h| h.join().unwrap_or_else(lost))
+            });
+            ended.collect::<Vec<_>>().into_iter().chain([last]).collect()
+        })
+    }
+
+    fn refused(&self, rail: &Rail, fault: &Fault, len: u64, after: &str) -> Error {
+        let mut text =
+            format!("registering {len} bytes on {}: {}; {after}", rail.nic.label(), said(fault));
         let limit = sys::memlock_limit();
         let need = len.saturating_mul(self.len() as u64);
         if fault.errno == libc::ENOMEM && limit.is_some_and(|l| l < need) {
@@ -267,6 +316,10 @@ impl Rails {
     }
 }
 
+/// What becomes of memory that a NIC did not let go of.
+pub(super) const KEPT: &str = "peers may still reach this memory, which must not be reused before \
+                               this process ends";
+
 /// A fault with the system's words for its number.
 pub(super) fn said(fault: &Fault) -> String {
     format!("{fault} ({})", std::io::Error::from_raw_os_error(fault.errno))
@@ -279,7 +332,42 @@ impl Nic {
     }
 }
 
+/// What a NIC registered, range by range and piece by piece, and what was wrong with the next one.
+type OnRail = (Vec<Vec<Mr>>, Option<Fault>);
+
 impl Rail {
+    /// Registers ranges in pieces of at most `1 << shift` bytes, up to the first that is refused.
+    fn pieces(&self, ranges: &[Range], shift: u8) -> OnRail {
+        let mut all = Vec::new();
+        for range in ranges {
+            let len = range.len;
+            let mut mrs = Vec::new();
+            let mut at = if self.device.is_dead() { len } else { 0 };
+            let mut fault = None;
+            while at < len && fault.is_none() {
+                let n = (len - at).min(1 << shift);
+                match self.one(range.piece(at, n)) {
+                    Ok(mr) => mrs.push(mr),
+                    Err(why) => fault = Some(why),
+                }
+                at += n;
+            }
+            all.push(mrs);
+            if fault.is_some() {
+                return (all, fault);
+            }
+        }
+        (all, None)
+    }
+
+    fn one(&self, piece: Range) -> core::result::Result<Mr, Fault> {
+        let Range { addr, len, source, .. } = piece;
+        match source {
+            Source::Host | Source::Device => self.device.register(addr, len, addr, false),
+            Source::DmaBuf { fd, offset } => self.device.register_dmabuf(fd, offset, len, addr),
+        }
+    }
+
     /// The port's present GID, asked anew. When the netdev has lost the address, another of its
     /// addresses takes its place, one in the same subnet rather than others.
     pub(super) fn gid(&self) -> Result<Gid> {
@@ -290,6 +378,11 @@ impl Rail {
             other => other,
         };
         gid.map_err(|f| Error::new(Status::NoRail, format!("{}: {}", self.nic.label(), said(&f))))
+    }
+
+    /// Whether its rails are about to be given up: the device is dead, or the address gone.
+    pub(super) fn is_going(&self) -> bool {
+        self.device.is_dead() || self.gid().is_err()
     }
 
     /// The address of the GID that was asked for last, and its prefix.
@@ -349,8 +442,16 @@ pub(super) struct Registered {
     rails: Arc<Rails>,
     /// NIC by NIC, piece by piece.
     mrs: Vec<Vec<Mr>>,
+    /// The NIC that did not end its registration, and why.
+    kept: Option<String>,
     shift: u8,
     pieces: usize,
+    mem: u8,
+    /// READs into it end with a flush.
+    flush: Option<Late>,
+    /// Who lent the memory. Given up after the registrations ended: fields are dropped after
+    /// [`Drop::drop`].
+    lease: Option<Arc<Lease>>,
 }
 
 impl Registered {
@@ -363,15 +464,26 @@ impl Registered {
         }
     }
 
+    /// Kind of memory, as blobs have it.
+    pub(super) fn mem(&self) -> u8 {
+        self.mem
+    }
+
     /// A key of each piece, NIC by NIC; 0 where the NIC is dead.
     fn each(&self, key: fn(&Mr) -> u32) -> impl Iterator<Item = u32> + '_ {
         let rows = self.mrs.iter().flat_map(|mrs| (0..self.pieces).map(|i| mrs.get(i)));
         rows.map(move |mr| mr.map_or(0, key))
     }
 
-    /// The lkeys, NIC by NIC, piece by piece.
-    pub(super) fn lkeys(&self) -> impl Iterator<Item = u32> + '_ {
-        self.each(|mr| mr.lkey)
+    /// True when READs into it end with a flush.
+    pub(super) fn flush(&self) -> bool {
+        self.flush.is_some()
+    }
+
+    /// The lkeys, NIC by NIC, piece by piece; for flushes then the rkeys in the same order.
+    pub(super) fn own_keys(&self) -> impl Iterator<Item = u32> + '_ {
+        let rkeys = self.flush().then(|| self.each(|mr| mr.rkey));
+        self.each(|mr| mr.lkey).chain(rkeys.into_iter().flatten())
     }
 
     /// The rkeys, for peers.
@@ -385,26 +497,30 @@ impl Registered {
 }
 
 impl Registered {
-    /// Ends the registrations. `Err`: a NIC did not end one, so peers may still reach the memory.
+    /// Ends the registrations. `Err`, then and ever after: a NIC did not end one, so peers may
+    /// still reach the memory.
     pub(super) fn end(&mut self) -> core::result::Result<(), String> {
-        let mut why = Ok(());
         for (rail, mrs) in self.rails.list.iter().zip(self.mrs.drain(..)) {
             for mr in mrs {
                 // SAFETY: V23: registered on this device; nothing here uses it any more, and a peer
                 // that still does gets an access error.
                 if let Err(fault) = unsafe { rail.device.deregister(mr) } {
-                    why = Err(format!("{}: {}", rail.nic.label(), said(&fault)));
+                    self.kept = Some(format!("{}: {}", rail.nic.label(), said(&fault)));
+                    self.lease.iter().for_each(|lease| lease.lose());
                 }
             }
         }
-        why
+        self.kept.clone().map_or(Ok(()), Err)
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        if let Err(why) = self.end() {
-            log::warn(&why);
+        // What was kept before has been told.
+        if self.kept.is_none() {
+            if let Err(why) = self.end() {
+                log::warn(&format!("{why}: {KEPT}"));
+            }
         }
     }
 }

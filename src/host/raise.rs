@@ -11,14 +11,14 @@ use std::time::Instant;
 
 use super::config::Config;
 use super::error::{Error, Result};
-use super::log;
 use super::rail::{both, pair, RailEnd, RailPart, RailQps};
 use super::rails::{said, Rails};
 use super::shared::Shared;
 use super::sys;
+use super::{log, loopback};
 use crate::nic::any::AnyNet;
 use crate::nic::verbs::mail::{MailLink, MailSetup, MAIL_BYTES};
-use crate::nic::verbs::{Gid, Mr, Path, Qp, QpKind};
+use crate::nic::verbs::{Device, Fault, Gid, Mr, Path, Qp, QpKind};
 use crate::status::Status;
 
 /// Bytes of a send that are asked to be carried in the work request: a notification's frame often
@@ -79,6 +79,16 @@ impl Owned {
         Owned(Some(qp))
     }
 
+    /// Gives it up.
+    pub(super) fn take(&mut self) -> Option<Qp> {
+        self.0.take()
+    }
+
+    /// As [`Qp::raise`].
+    pub(super) fn raise(&self, device: &Device, path: &Path) -> core::result::Result<(), Fault> {
+        self.0.as_ref().map_or(Ok(()), |qp| qp.raise(device, path))
+    }
+
     /// Resets it. False: the device refused, so it is to be destroyed at once.
     fn reset(&self) -> bool {
         self.0.as_ref().is_none_or(|qp| qp.reset().is_ok())
@@ -101,8 +111,9 @@ impl Drop for Owned {
 
 /// Both queue pairs of one rail.
 pub(super) struct Pair {
-    // Goes before the other, which keeps the devices open.
+    // These go before the other, which keeps the devices open.
     data: Owned,
+    loopback: Option<Owned>,
     mail: Mail,
     gid: Gid,
     own: RailPart,
@@ -131,24 +142,29 @@ impl Pair {
         mail.qp = Owned::new(mail_qp);
         let kind = QpKind::Data { depth: config.sq_depth, sges: config.sges, inline: 0 };
         let data = device.create_qp(kind).map_err(bad)?;
+        let data_number = data.number();
+        // From here on it ends with this, whatever fails.
+        let data = Owned::new(data);
+        let loopback = if rails.land_late() { Some(loopback::make(rail, config)?) } else { None };
         let psn = || Ok::<u32, Error>(u32::from_le_bytes(sys::random()?) & 0xff_ffff);
         let own = RailPart {
             rail: lane as u8,
             end: rail.end(gid.raw),
             qps: RailQps {
-                data: (data.number(), psn()?),
+                data: (data_number, psn()?),
                 mail: (mail_number, psn()?),
                 cookie: sys::random()?,
                 window: window as u8,
             },
             partner: None,
         };
-        Ok(Pair { data: Owned::new(data), mail, gid, own })
+        Ok(Pair { data, loopback, mail, gid, own })
     }
 
     /// Ends both as [`Mail::bury`] does.
     pub(super) fn bury(self) {
-        if self.data.reset() && self.mail.qp.reset() {
+        let looped = self.loopback.as_ref().is_none_or(Owned::reset);
+        if self.data.reset() && self.mail.qp.reset() && looped {
             let rails = self.mail.rails.clone();
             rails.graves.bury(self);
         }
@@ -212,6 +228,8 @@ pub(super) struct Proven {
     pub(super) mail: Mail,
     pub(super) link: MailLink<'static>,
     pub(super) data: Qp,
+    /// For flushes, where the engine has memory that needs them.
+    pub(super) loopback: Option<Qp>,
     /// Which of the peer's NICs it goes to: the row of its rkeys.
     pub(super) rail: u32,
     /// Longest message that both ends take.
@@ -528,7 +546,8 @@ impl Raise {
             let (Some(data), Some(link)) = (pair.data.0.take(), r.link.take()) else { continue };
             let max_msg = pair.own.end.max_msg.min(their.end.max_msg.max(1));
             let (rail, bit, far) = (u32::from(their.rail), r.bit, their.end.ipv4);
-            out.push(Proven { mail: pair.mail, link, data, rail, max_msg, bit, far });
+            let loopback = pair.loopback.as_mut().and_then(Owned::take);
+            out.push(Proven { mail: pair.mail, link, data, loopback, rail, max_msg, bit, far });
         }
         out
     }

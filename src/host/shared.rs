@@ -35,7 +35,7 @@ pub(super) type Core = crate::engine::core::Core<'static, AnyPort<'static>, AnyN
 /// Bytes of a claim on an RDMA rail.
 const CLAIM_BYTES: u64 = 1 << 20;
 /// Ops of a claim on an RDMA rail.
-const CLAIM_OPS: u32 = 64;
+const CLAIM_OPS: u32 = 128;
 /// Every so many work requests of an RDMA rail one is signalled, beside the last of each claim.
 const SIGNAL_EVERY: u32 = 32;
 
@@ -347,7 +347,15 @@ impl Shared {
             local: &self.core.local,
             remote: &self.core.remote,
             slice_bytes: self.slice_bytes(peer),
+            copies: self.copies(peer),
         }
+    }
+
+    /// Whether the processor copies between this engine and a peer, as far as is known now: one
+    /// that is connected by lanes behind the NICs' only.
+    fn copies(&self, peer: u32) -> bool {
+        let rails = self.core.rails(peer);
+        rails != 0 && rails.trailing_zeros() >= self.nics()
     }
 
     /// Longest work request: what is configured, and what every NIC here and of the peer takes.

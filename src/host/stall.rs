@@ -8,13 +8,17 @@ use super::log;
 use super::shared::Shared;
 use crate::engine::transfer::Mark;
 
-#[derive(Default)]
 pub(super) struct Stalls {
     marks: Vec<Option<(Mark, Instant)>>,
     next: Option<Instant>,
 }
 
 impl Stalls {
+    /// Takes all of its memory here: an engine that does nothing but wait grows by nothing.
+    pub(super) fn new(shared: &Shared) -> Stalls {
+        Stalls { marks: vec![None; shared.core.limits().transfers as usize], next: None }
+    }
+
     /// How long to wait between looks: a few looks within the limit.
     pub(super) fn pause(shared: &Shared) -> Duration {
         let limit = Duration::from_millis(u64::from(shared.config.stall_ms));
@@ -29,9 +33,7 @@ impl Stalls {
             return;
         }
         self.next = Some(now + Stalls::pause(shared));
-        let slots = shared.core.limits().transfers;
-        self.marks.resize(slots as usize, None);
-        for (slot, kept) in (0..slots).zip(&mut self.marks) {
+        for (slot, kept) in (0..).zip(&mut self.marks) {
             let Some(mark) = shared.core.mark(slot) else {
                 *kept = None;
                 continue;

@@ -93,6 +93,13 @@ pub(super) fn memlock_limit() -> Option<u64> {
     (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
+/// Bytes of a page of the host, a power of two.
+pub fn page_bytes() -> u64 {
+    // SAFETY: I8: no pointers.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).ok().filter(|b| b.is_power_of_two()).unwrap_or(4096)
+}
+
 /// Zeroed pages of our own, which children do not inherit: they are registered with NICs.
 pub(super) fn map(bytes: usize) -> Result<NonNull<u8>> {
     let (rw, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

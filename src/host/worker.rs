@@ -54,6 +54,9 @@ pub(super) fn run(shared: &Arc<Shared>) {
         }
         sys::wait(&mut files, if soon || core.is_stuck() { SOON_MS } else { -1 });
         core.worker().rise();
+        // What woke us comes first: clearing descriptors is system calls. The next sleep polls once
+        // more, for what comes between.
+        let found = core.poll();
         if files[0].revents != 0 {
             shared.work.clear();
         }
@@ -63,7 +66,7 @@ pub(super) fn run(shared: &Arc<Shared>) {
                 rail.device.clear_channel();
             }
         }
-        if files[0].revents == 0 && files[1].revents != 0 && !core.poll() {
+        if !found && files[0].revents == 0 && files[1].revents != 0 && !core.poll() {
             // Readable, but nothing could be taken: the application leaves its messages lying, or a
             // stream is closed and its peer about to be buried.
             sys::wait(&mut [], SOON_MS);

@@ -30,9 +30,20 @@ pub struct RemoteKey {
 }
 
 /// Where a port looks up keys while it builds work requests.
-pub trait Keys {
+pub trait Keys: Copy {
     /// The key of the remote region in slot `index` of the initiator's own table.
     fn remote(&self, index: u32) -> RemoteKey;
+
+    /// True when the local region in slot `index` is host memory, where the processor may copy.
+    fn on_host(&self, index: u32) -> bool;
+
+    /// The lkey of all bytes of the local region in slot `index`, on local lane `lane`. `None`: it
+    /// has several, or none; [`Keys::lkey`] says.
+    fn whole_lkey(&self, index: u32, lane: u32) -> Option<u32>;
+
+    /// The rkey of all bytes of the remote region in slot `index`, on rail `rail` of its owner.
+    /// `None`: it has several, or none; [`Keys::rkey`] says.
+    fn whole_rkey(&self, index: u32, rail: u32) -> Option<u32>;
 
     /// The lkey of the byte at `addr` of the local region in slot `index`, on local lane `lane`.
     /// `None`: it is not registered there.
@@ -41,6 +52,18 @@ pub trait Keys {
     /// The rkey of the byte at `addr` of the remote region in slot `index`, on rail `rail` of its
     /// owner. `None`: the owner gave none.
     fn rkey(&self, index: u32, rail: u32, addr: u64) -> Option<u32>;
+
+    /// True when what a NIC wrote into the local region in slot `index` may still be on its way
+    /// when the NIC says that it is done, until the same NIC has read there.
+    fn lands_late(&self, _index: u32) -> bool {
+        false
+    }
+
+    /// Where [`Keys::lands_late`]: the rkey of the byte at `addr` of the local region in slot
+    /// `index`, on local lane `lane`. `None`: it is not registered there.
+    fn own_rkey(&self, _index: u32, _lane: u32, _addr: u64) -> Option<u32> {
+        None
+    }
 }
 
 /// A run of ops for one rail, in order. A port may carry several in one work request.

@@ -2,134 +2,40 @@
 //! long.
 //!
 //! One pass, nothing kept but the run being built, and nothing divided unless a run is longer than
-//! an op may be.
+//! an op may be. What most lists are full of, pairs that go on nowhere and pairs that all go on,
+//! have loops of their own (`plain`, `goes_on`), which leave all that is not of their kind to the
+//! loop that knows every rule (`run`).
 
-use core::num::NonZeroU32;
-
-use super::error::{Full, PrepareError, Reason, Side};
+use super::error::{PrepareError, Reason, Side};
 use super::op::{Op, MAX_PAIRS};
-use super::source::{Indexed, Piece, Source, StridedIndexed, Table};
-use crate::status::Status;
-
-/// What prepare needs of a region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RegionView {
-    /// Its slot; goes into the op.
-    pub slot: u32,
-    /// Its generation; goes to [`OpSink::region`].
-    pub generation: u32,
-    /// First byte.
-    pub base: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Slot of the peer that owns it. Not read for a local region.
-    pub peer: u32,
-    /// Base-2 logarithm of the bytes from one seam to the next, counted from `base`; 63: no seams.
-    /// A seam is where one memory region of the NICs ends and the next begins.
-    pub shift: u8,
-}
-
-impl Default for RegionView {
-    fn default() -> RegionView {
-        RegionView { slot: 0, generation: 0, base: 0, len: 0, peer: 0, shift: NO_SEAMS }
-    }
-}
-
-/// The [`RegionView::shift`] of a region without seams.
-pub const NO_SEAMS: u8 = 63;
-
-/// Where prepare looks up regions. Asked once per change of region, not once per pair.
-pub trait Regions {
-    /// The local region of a raw handle; `None` when the handle is stale or never was one.
-    fn local(&self, raw: u64) -> Option<RegionView>;
-    /// The remote region of a raw handle; `None` when the handle is stale or never was one.
-    fn remote(&self, raw: u64) -> Option<RegionView>;
-}
-
-/// Where ops go, in order. After an error it holds the ops of an unfinished list: throw them away.
-pub trait OpSink {
-    /// Takes one op.
-    fn push(&mut self, op: Op) -> Result<(), Full>;
-
-    /// The ops from here on use this region on this side. Lists that go to and fro name a region
-    /// again each time.
-    fn region(&mut self, side: Side, slot: u32, generation: u32) -> Result<(), Full> {
-        let _ = (side, slot, generation);
-        Ok(())
-    }
-}
-
-/// A sink of fixed room.
-#[derive(Debug)]
-pub struct SliceSink<'a> {
-    room: &'a mut [Op],
-    len: usize,
-}
-
-impl<'a> SliceSink<'a> {
-    /// Fills `room` from its start.
-    pub fn new(room: &'a mut [Op]) -> SliceSink<'a> {
-        SliceSink { room, len: 0 }
-    }
-
-    /// The ops taken so far.
-    pub fn ops(&self) -> &[Op] {
-        self.room.get(..self.len).unwrap_or(&[])
-    }
-}
-
-impl OpSink for SliceSink<'_> {
-    #[inline]
-    fn push(&mut self, op: Op) -> Result<(), Full> {
-        let Some(place) = self.room.get_mut(self.len) else {
-            let limit = self.room.len() as u64;
-            return Err(Full { status: Status::Capacity, what: "ops", limit });
-        };
-        *place = op;
-        self.len += 1;
-        Ok(())
-    }
-}
-
-/// What a transfer asks of its ops.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wanted {
-    /// Slot of the peer that every remote region must belong to.
-    pub peer: u32,
-    /// Longest op in bytes: the smaller of `slice_bytes` and the `max_msg_sz` of both ends.
-    pub op_bytes: NonZeroU32,
-}
-
-/// What became of the lists.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Summary {
-    /// Ops given to the sink.
-    pub ops: u64,
-    /// Bytes of all pairs.
-    pub bytes: u64,
-    /// Stretches of pairs with the same (local, remote) region pair.
-    pub region_runs: u64,
-}
+use super::regions::{Known, RegionView, Regions};
+use super::run::{finish, Run, Summary, Wanted};
+use super::sink::OpSink;
+use super::source::{Even, Indexed, Piece, Source, StridedIndexed, Table};
 
 /// Pairs of two tables, by two index lists. As [`build_ops`], which it calls.
 pub fn build_indexed<V: Regions, S: OpSink>(
     (local, local_indices): (Table<'_>, &[u32]),
     (remote, remote_indices): (Table<'_>, &[u32]),
     wanted: Wanted,
-    regions: &V,
+    regions: &mut V,
     sink: &mut S,
 ) -> Result<Summary, PrepareError> {
     let flat = |table, indices| Indexed { table, indices };
     match (local, remote) {
-        (Table::Flat(l), Table::Flat(r)) => {
+        (Table::Even(l), Table::Even(r)) => {
+            let (l, r) = (Even::new(l, local_indices), Even::new(r, remote_indices));
+            build_ops(l, r, wanted, regions, sink)
+        }
+        (Table::Flat(l) | Table::Even(l), Table::Flat(r) | Table::Even(r)) => {
             let (l, r) = (flat(l, local_indices), flat(r, remote_indices));
             build_ops(l, r, wanted, regions, sink)
         }
-        (Table::Flat(l), Table::Strided(r)) => {
+        (Table::Flat(l) | Table::Even(l), Table::Strided(r)) => {
             let (l, r) = (flat(l, local_indices), StridedIndexed::new(r, remote_indices));
             build_ops(l, r, wanted, regions, sink)
         }
-        (Table::Strided(l), Table::Flat(r)) => {
+        (Table::Strided(l), Table::Flat(r) | Table::Even(r)) => {
             let (l, r) = (StridedIndexed::new(l, local_indices), flat(r, remote_indices));
             build_ops(l, r, wanted, regions, sink)
         }
@@ -149,28 +55,34 @@ pub fn build_indexed<V: Regions, S: OpSink>(
 /// empty or longer than [`Wanted::op_bytes`]; there are as few as these rules allow, and those of
 /// one cut run are about equally long.
 pub fn build_ops<L: Source, R: Source, V: Regions, S: OpSink>(
-    mut local: L,
-    mut remote: R,
+    local: L,
+    remote: R,
     wanted: Wanted,
-    regions: &V,
+    regions: &mut V,
     sink: &mut S,
 ) -> Result<Summary, PrepareError> {
     let pairs = check_lists(local.len(), remote.len())?;
-    let mut summary = Summary::default();
-    let mut here = (Known::default(), Known::default());
-    let mut i = 0;
+    let here = (Known::vacant(0), Known::vacant(0));
+    let mut b = Builder { local, remote, pairs, wanted, here, summary: Summary::default() };
+    let (mut i, mut block) = (0, BLOCK);
     while i < pairs {
-        let Some((l, r)) = pair_at(&mut local, &mut remote, i) else {
-            return Err(bad_pair(local, remote, i));
-        };
-        let handles = (l.region, r.region);
-        let first = if i == 0 { None } else { Some(&here) };
-        here = enter(first, i, handles, wanted.peer, regions, summary.ops, sink)?;
-        summary.region_runs += 1;
-        i = stretch(&mut local, &mut remote, (i, l, r), &here, wanted, &mut summary, sink)?;
+        i = b.run(i, regions, sink)?;
+        // Most lists have one pair an op, in regions that change seldom, or else with every pair.
+        let (n, goes_on) = b.spread(i, sink);
+        i += n;
+        if n < LEAST && !goes_on && i < pairs && !b.begins_run(i) {
+            let n = b.mix(i, block, regions, sink);
+            // What is not taken was made for nothing.
+            block = if n < block { (2 * n).max(LEAST) } else { (2 * block).min(BLOCK) };
+            i += n;
+        }
     }
-    Ok(summary)
+    Ok(b.summary)
 }
+
+/// Pairs that [`Builder::mix`] takes at a time, at most and at least.
+const BLOCK: usize = 128;
+const LEAST: usize = 8;
 
 fn check_lists(local: usize, remote: usize) -> Result<usize, PrepareError> {
     let whole = |reason| Err(PrepareError::new(PrepareError::NO_PAIR, None, reason));
@@ -196,7 +108,8 @@ fn pair_at<L: Source, R: Source>(
 
 #[cold]
 #[inline(never)]
-fn bad_pair<L: Source, R: Source>(mut local: L, mut remote: R, i: usize) -> PrepareError {
+fn bad_pair<L: Source, R: Source>(local: &L, remote: &R, i: usize) -> PrepareError {
+    let (mut local, mut remote) = (local.clone(), remote.clone());
     let error = |side, reason| PrepareError::new(i as u64, side, reason);
     let Some(l) = local.get(i) else {
         return error(Some(Side::Local), Reason::Index(local.refused(i)));
@@ -210,276 +123,360 @@ fn bad_pair<L: Source, R: Source>(mut local: L, mut remote: R, i: usize) -> Prep
     error(None, Reason::ZeroLength)
 }
 
-/// A region that was looked up.
-#[derive(Clone, Copy, Default)]
-struct Known {
-    raw: u64,
-    view: RegionView,
+/// The pass over the pairs.
+struct Builder<L, R> {
+    local: L,
+    remote: R,
+    pairs: usize,
+    wanted: Wanted,
+    /// The regions of the last run.
+    here: (Known, Known),
+    summary: Summary,
 }
 
-impl Known {
-    fn of(raw: u64, mut view: RegionView) -> Known {
-        // No region goes on behind the largest address, whatever its length says: nothing may wrap.
-        if view.base != 0 {
-            view.len = view.len.min(view.base.wrapping_neg());
+impl<L: Source, R: Source> Builder<L, R> {
+    /// Makes ops of pair `i` and of all that go on where it ends, by the book: whatever is wrong
+    /// with a pair is found here. Returns the pair behind.
+    #[inline(never)]
+    fn run<V: Regions, S: OpSink>(
+        &mut self,
+        mut i: usize,
+        regions: &mut V,
+        sink: &mut S,
+    ) -> Result<usize, PrepareError> {
+        let Some((l, r)) = pair_at(&mut self.local, &mut self.remote, i) else {
+            return Err(bad_pair(&self.local, &self.remote, i));
+        };
+        self.enter(i, &l, &r, regions)?;
+        let mut run = Run { local: l.addr, remote: r.addr, len: l.len, pair: i as u32 };
+        let mut alone = 0;
+        loop {
+            i += 1;
+            if i >= self.pairs {
+                break;
+            }
+            let Some((l, r)) = pair_at(&mut self.local, &mut self.remote, i) else {
+                return Err(bad_pair(&self.local, &self.remote, i));
+            };
+            let same = l.region == self.here.0.raw && r.region == self.here.1.raw;
+            if !same || !run.meets(&l, &r) {
+                break;
+            }
+            if !self.here.0.holds(l.addr, l.len) || !self.here.1.holds(r.addr, r.len) {
+                return Err(self.outside(i, &l, &r));
+            }
+            run.len += l.len;
+            alone += 1;
+            if alone == PROVEN {
+                alone = 0;
+                while let Some(n) = self.goes_on(i + 1, &run, l.len) {
+                    run.len += n as u64 * l.len;
+                    i += n;
+                }
+            }
         }
-        Known { raw, view }
+        finish(&run, &self.here, self.wanted, &self.local, &mut self.summary, sink)?;
+        Ok(i)
     }
 
-    /// Bytes from `addr`, which is inside, to the next seam.
-    #[inline]
-    fn before_seam(&self, addr: u64) -> u64 {
-        let piece = 1u64 << self.view.shift;
-        piece - (addr.wrapping_sub(self.view.base) & (piece - 1))
+    /// Makes sure of the regions of pair `i`, and that it lies inside of them.
+    fn enter<V: Regions>(
+        &mut self,
+        i: usize,
+        l: &Piece,
+        r: &Piece,
+        regions: &mut V,
+    ) -> Result<(), PrepareError> {
+        for (side, here, raw) in
+            [(Side::Local, &mut self.here.0, l.region), (Side::Remote, &mut self.here.1, r.region)]
+        {
+            let known = Known::find(regions.known(side), raw).copied();
+            *here = match known.or_else(|| regions.meet(side, raw)) {
+                Some(known) => known,
+                None => return Err(no_region(i, side, raw, self.wanted.peer, regions)),
+            };
+        }
+        if !self.here.0.holds(l.addr, l.len) || !self.here.1.holds(r.addr, r.len) {
+            return Err(self.outside(i, l, r));
+        }
+        Ok(())
     }
 
+    /// How many pairs from `i` on go on where the run ends, `len` bytes each, as far as both lists
+    /// have their descriptors side by side. `None`: look at them one by one.
     #[inline]
-    fn holds(&self, p: &Piece) -> bool {
-        let offset = p.addr.wrapping_sub(self.view.base);
-        offset <= self.view.len && p.len <= self.view.len - offset
+    fn goes_on(&self, i: usize, run: &Run, len: u64) -> Option<usize> {
+        let (locals, remotes) = (self.local.ahead(i), self.remote.ahead(i));
+        let (mut local, mut remote) = run.end();
+        let (here, there) = (self.here.0.raw, self.here.1.raw);
+        let mut n = 0;
+        for (l, r) in locals.iter().zip(remotes) {
+            let goes_on = l.addr == local && r.addr == remote && l.len == len && r.len == len;
+            if !goes_on || l.region != here || r.region != there {
+                break;
+            }
+            (local, remote) = (local.wrapping_add(len), remote.wrapping_add(len));
+            n += 1;
+        }
+        // Looked at for all of them: the pair that is outside is found one by one.
+        let total = (n as u64).checked_mul(len)?.checked_add(run.len)?;
+        let inside = self.here.0.holds(run.local, total) && self.here.1.holds(run.remote, total);
+        (n > 0 && inside).then_some(n)
+    }
+
+    /// Makes one op of each pair from `i` on, as long as there is nothing special about them: they
+    /// are in the same regions as the last run, as long as the first one, need no cut, and do not
+    /// go on where the last one ended. Returns how many, and whether the next pair goes on where
+    /// the last op ended; that pair is for [`Builder::run`].
+    fn spread<S: OpSink>(&mut self, i: usize, sink: &mut S) -> (usize, bool) {
+        let Some((len, most)) = self.plain_len(i, self.pairs, sink) else { return (0, false) };
+        let lists = (self.local.part(i, most), self.remote.part(i, most));
+        let n = plain(lists, i as u32, len, &self.here, sink);
+        self.settle(i, n, len, sink)
+    }
+
+    /// Whether the pair behind `i` goes on where that one ends.
+    fn begins_run(&mut self, i: usize) -> bool {
+        let Some((l, r)) = pair_at(&mut self.local, &mut self.remote, i) else { return false };
+        let run = Run { local: l.addr, remote: r.addr, len: l.len, pair: i as u32 };
+        let next = (self.local.get(i + 1), self.remote.get(i + 1));
+        let (Some(a), Some(b)) = next else { return false };
+        (a.region, b.region) == (l.region, r.region) && run.meets(&a, &b)
+    }
+
+    /// As [`Builder::spread`], for pairs in any regions, a block of them.
+    fn mix<V: Regions, S: OpSink>(
+        &mut self,
+        i: usize,
+        block: usize,
+        regions: &mut V,
+        sink: &mut S,
+    ) -> usize {
+        let Some((len, most)) = self.plain_len(i, block, sink) else { return 0 };
+        let mut half = 0;
+        while half < most {
+            let list = self.local.part(i + half, most - half);
+            let with = (regions.known(Side::Local), regions.has_seams());
+            half += locals(list, (i + half) as u32, len, with, sink);
+            let rest = self.local.part(i + half, most - half);
+            if half == most || !meets(rest, Side::Local, regions) {
+                break;
+            }
+        }
+        let (mut n, mut joined) = (0, false);
+        while n < half && !joined {
+            let list = self.remote.part(i + n, half - n);
+            let with = (regions.known(Side::Remote), regions.has_seams());
+            (n, joined) = remotes(list, len, with, sink.last(half), n);
+            let rest = self.remote.part(i + n, half - n);
+            if n == half || joined || !meets(rest, Side::Remote, regions) {
+                break;
+            }
+        }
+        sink.shorten(half - n);
+        self.settle(i, n, len, sink).0
+    }
+
+    /// The length of pair `i`, and how many pairs of that length, at most `most`, may be made ops
+    /// one by one. `None`: not even one.
+    fn plain_len<S: OpSink>(&mut self, i: usize, most: usize, sink: &S) -> Option<(u64, usize)> {
+        let most = most.min(self.pairs - i).min(sink.room());
+        let len = self.local.get(i)?.len;
+        let bytes = (most as u64).checked_mul(len)?;
+        self.summary.bytes.checked_add(bytes)?;
+        let fits = len > 0 && len <= u64::from(self.wanted.op_bytes.get());
+        fits.then_some((len, most))
+    }
+
+    /// Counts `n` ops that were made of pairs from `i` on. The pair behind may go on where the last
+    /// one ends, so that they are one run: then that one is taken back. Returns how many are left,
+    /// and whether one was taken back.
+    fn settle<S: OpSink>(
+        &mut self,
+        i: usize,
+        mut n: usize,
+        len: u64,
+        sink: &mut S,
+    ) -> (usize, bool) {
+        let end = sink.last(n.min(1)).first().map(Op::end);
+        let next = (self.local.get(i + n), self.remote.get(i + n));
+        let goes_on = matches!(next, (Some(l), Some(r)) if Some((l.addr, r.addr)) == end);
+        if goes_on {
+            sink.shorten(1);
+            n -= 1;
+        }
+        self.summary.ops += n as u64;
+        self.summary.bytes += n as u64 * len;
+        (n, goes_on)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn outside(&self, i: usize, l: &Piece, r: &Piece) -> PrepareError {
+        let (side, p, known) = match self.here.0.holds(l.addr, l.len) {
+            false => (Side::Local, l, &self.here.0),
+            true => (Side::Remote, r, &self.here.1),
+        };
+        let (base, region_len) = (known.base, known.len);
+        let reason = Reason::Outside { addr: p.addr, len: p.len, base, region_len };
+        PrepareError::new(i as u64, Some(side), reason)
     }
 }
 
-/// The regions of a pair: looked up where they differ from the pair before it, and told to the
-/// sink.
+/// The loop of [`Builder::spread`]. Returns how many.
+///
+/// A function of its own, with as little around the loop as can be: the loop alone needs more
+/// registers than there are.
 #[inline(never)]
-fn enter<V: Regions, S: OpSink>(
-    before: Option<&(Known, Known)>,
+fn plain<L: Source, R: Source, S: OpSink>(
+    (mut local, mut remote): (L, R),
+    first: u32,
+    len: u64,
+    (here, there): &(Known, Known),
+    sink: &mut S,
+) -> usize {
+    let pairs = local.len();
+    let seams = here.has_seams() || there.has_seams();
+    let mut end = (0, 0);
+    if remote.len() != pairs {
+        return 0;
+    }
+    sink.extend(pairs, |k| {
+        let (l, r) = (local.get(k)?, remote.get(k)?);
+        if l.len != len || r.len != len || l.region != here.raw || r.region != there.raw {
+            return None;
+        }
+        if !here.holds(l.addr, len) || !there.holds(r.addr, len) {
+            return None;
+        }
+        if seams && here.before_seam(l.addr).min(there.before_seam(r.addr)) < len {
+            return None;
+        }
+        if l.addr == end.0 && r.addr == end.1 {
+            return None;
+        }
+        end = (l.addr.wrapping_add(len), r.addr.wrapping_add(len));
+        Some(Op {
+            local: l.addr,
+            remote: r.addr,
+            len: len as u32,
+            local_region: here.slot,
+            remote_region: there.slot,
+            tag: Op::tagged(first + k as u32, false),
+        })
+    })
+}
+
+/// The local half of [`Builder::mix`]: ops that lack their remote side. Returns how many.
+///
+/// With a region looked up for each piece, one loop over both sides would run out of registers: in
+/// halves a pair costs 20 instructions less.
+#[inline(never)]
+fn locals<L: Source, S: OpSink>(
+    mut list: L,
+    first: u32,
+    len: u64,
+    (known, seams): (&[Known], bool),
+    sink: &mut S,
+) -> usize {
+    sink.extend(list.len(), |k| {
+        let p = list.get(k)?;
+        let local_region = whole(&p, len, known, seams)?;
+        let tag = Op::tagged(first + k as u32, false);
+        let (local, len) = (p.addr, len as u32);
+        Some(Op { local, remote: 0, len, local_region, remote_region: 0, tag })
+    })
+}
+
+/// The other half, for `ops[from..]`. Returns how many of all ops are whole now, and whether the
+/// next one goes on where the last one of those ends.
+#[inline(never)]
+fn remotes<R: Source>(
+    mut list: R,
+    len: u64,
+    (known, seams): (&[Known], bool),
+    ops: &mut [Op],
+    from: usize,
+) -> (usize, bool) {
+    if list.len() != ops.len().saturating_sub(from) {
+        return (from, false);
+    }
+    let mut end = from.checked_sub(1).and_then(|k| ops.get(k)).map_or(0, |op| op.end().1);
+    for (k, n) in (from..ops.len()).enumerate() {
+        let piece = list.get(k).and_then(|p| Some((p.addr, whole(&p, len, known, seams)?)));
+        let Some((remote, slot)) = piece else { return (n, false) };
+        if remote == end && touches(ops, n) {
+            return (n, true);
+        }
+        end = remote.wrapping_add(len);
+        let Some(op) = ops.get_mut(n) else { return (n, false) };
+        op.remote = remote;
+        op.remote_region = slot;
+    }
+    (ops.len(), false)
+}
+
+/// Whether op `n` begins, on the local side, where the one before it ends.
+#[cold]
+fn touches(ops: &[Op], n: usize) -> bool {
+    let before = n.checked_sub(1).and_then(|k| ops.get(k));
+    before.zip(ops.get(n)).is_some_and(|(a, b)| a.end().0 == b.local)
+}
+
+/// The slot of a piece's region, if that is known and the piece has `len` bytes and needs no cut.
+#[inline]
+fn whole(p: &Piece, len: u64, known: &[Known], seams: bool) -> Option<u32> {
+    let known = Known::find(known, p.region).filter(|k| p.len == len && k.holds(p.addr, len))?;
+    let cut = seams && known.before_seam(p.addr) < len;
+    (!cut).then_some(known.slot)
+}
+
+/// Looks up the regions of a list's pieces, up to the first that is wrong or that takes the place
+/// of the first one's. False: the first one's region is known, or there is none.
+#[inline(never)]
+fn meets<L: Source, V: Regions>(mut list: L, side: Side, regions: &mut V) -> bool {
+    let Some(first) = list.get(0) else { return false };
+    let knows = |regions: &V, raw| Known::find(regions.known(side), raw).is_some();
+    if knows(regions, first.region) || regions.meet(side, first.region).is_none() {
+        return false;
+    }
+    for k in 1..list.len() {
+        let Some(p) = list.get(k) else { break };
+        if !knows(regions, p.region) && regions.meet(side, p.region).is_none() {
+            break;
+        }
+        if !knows(regions, first.region) {
+            return regions.meet(side, first.region).is_some();
+        }
+    }
+    true
+}
+
+/// Pairs that must go on one by one before many are tried at once.
+const PROVEN: u32 = 8;
+
+#[cold]
+#[inline(never)]
+fn no_region<V: Regions>(
     i: usize,
-    (l, r): (u64, u64),
+    side: Side,
+    region: u64,
     wanted: u32,
     regions: &V,
-    ops: u64,
-    sink: &mut S,
-) -> Result<(Known, Known), PrepareError> {
-    let error = |side, reason| PrepareError::new(i as u64, Some(side), reason);
-    let unknown = |side, region| error(side, Reason::UnknownRegion { region });
-    let mut tell = |side, view: RegionView| {
-        sink.region(side, view.slot, view.generation)
-            .map_err(|why| error(side, Reason::Full { ops, why }))
-    };
-    let local = match before {
-        Some((known, _)) if known.raw == l => *known,
-        _ => {
-            let view = regions.local(l).ok_or_else(|| unknown(Side::Local, l))?;
-            tell(Side::Local, view)?;
-            Known::of(l, view)
-        }
-    };
-    let remote = match before {
-        Some((_, known)) if known.raw == r => *known,
-        _ => {
-            let view = regions.remote(r).ok_or_else(|| unknown(Side::Remote, r))?;
-            if view.peer != wanted {
-                let reason = Reason::WrongPeer { region: r, owner: view.peer, wanted };
-                return Err(error(Side::Remote, reason));
-            }
-            tell(Side::Remote, view)?;
-            Known::of(r, view)
-        }
-    };
-    Ok((local, remote))
-}
-
-/// Pairs that follow each other on both sides.
-#[derive(Clone, Copy)]
-struct Run {
-    local: u64,
-    remote: u64,
-    len: u64,
-    pair: u32,
-}
-
-impl Run {
-    /// The pair goes on where this run ends, on both sides.
-    #[inline]
-    fn meets(&self, l: &Piece, r: &Piece) -> bool {
-        // Cannot meet at 0 by wrapping: a region that has the last address does not have 0.
-        l.addr == self.local.wrapping_add(self.len) && r.addr == self.remote.wrapping_add(self.len)
-    }
-
-    /// The op of `len` bytes at `offset`.
-    #[inline]
-    fn op(&self, offset: u64, len: u32, tag: u32, (l, r): &(Known, Known)) -> Op {
-        Op {
-            local: self.local + offset,
-            remote: self.remote + offset,
-            len,
-            local_region: l.view.slot,
-            remote_region: r.view.slot,
-            tag,
-        }
-    }
-}
-
-/// Makes ops of all pairs from `i` on that are in the same two regions. Returns the pair behind.
-#[inline]
-fn stretch<L: Source, R: Source, S: OpSink>(
-    local: &mut L,
-    remote: &mut R,
-    (mut i, mut l, mut r): (usize, Piece, Piece),
-    here: &(Known, Known),
-    wanted: Wanted,
-    summary: &mut Summary,
-    sink: &mut S,
-) -> Result<usize, PrepareError> {
-    let pairs = local.len();
-    let mut run = Run { local: l.addr, remote: r.addr, len: 0, pair: i as u32 };
-    loop {
-        if !here.0.holds(&l) || !here.1.holds(&r) {
-            return Err(outside(local.clone(), remote.clone(), i, here));
-        }
-        if run.meets(&l, &r) {
-            run.len += l.len;
-        } else {
-            finish(&run, here, wanted, local, summary, sink)?;
-            run = Run { local: l.addr, remote: r.addr, len: l.len, pair: i as u32 };
-        }
-        i += 1;
-        if i >= pairs {
-            break;
-        }
-        let Some(next) = pair_at(local, remote, i) else {
-            return Err(bad_pair(local.clone(), remote.clone(), i));
-        };
-        (l, r) = next;
-        if l.region != here.0.raw || r.region != here.1.raw {
-            break;
-        }
-    }
-    finish(&run, here, wanted, local, summary, sink)?;
-    Ok(i)
-}
-
-/// Makes ops of a run: the one place where a run turns into ops.
-#[inline]
-fn finish<L: Source, S: OpSink>(
-    run: &Run,
-    here: &(Known, Known),
-    wanted: Wanted,
-    list: &L,
-    summary: &mut Summary,
-    sink: &mut S,
-) -> Result<(), PrepareError> {
-    let error = |reason| PrepareError::new(u64::from(run.pair), None, reason);
-    let whole = u64::from(wanted.op_bytes.get())
-        .min(here.0.before_seam(run.local))
-        .min(here.1.before_seam(run.remote));
-    let ops = if run.len <= whole {
-        let op = run.op(0, run.len as u32, run.pair, here);
-        sink.push(op).map_err(|why| error(Reason::Full { ops: summary.ops, why }))?;
-        1
-    } else {
-        // Pairs of numbers, not the run itself, whose address would keep it out of registers.
-        let (start, extent) = ((run.local, run.remote), (run.len, run.pair));
-        cut(start, extent, here, wanted.op_bytes, list.clone(), summary.ops, sink)?
-    };
-    summary.ops += ops;
-    summary.bytes =
-        summary.bytes.checked_add(run.len).ok_or_else(|| error(Reason::TooManyBytes))?;
-    Ok(())
-}
-
-/// Cuts a run at the seams of both sides, and each stretch between them that is longer than an op
-/// may be into as few ops as possible, all about equally long, so that there is no tiny tail.
-/// Returns how many.
-#[cold]
-#[inline(never)]
-fn cut<L: Source, S: OpSink>(
-    (local, remote): (u64, u64),
-    (len, first): (u64, u32),
-    here: &(Known, Known),
-    op_bytes: NonZeroU32,
-    mut list: L,
-    ops: u64,
-    sink: &mut S,
-) -> Result<u64, PrepareError> {
-    let run = Run { local, remote, len, pair: first };
-    let mut pair = first;
-    let limit = u64::from(op_bytes.get());
-    let grain = grain(limit);
-    // Which pair an op starts in: lengths are equal, so one side is enough.
-    let mut length = |pair: u32| list.get(pair as usize).map_or(len, |p| p.len);
-    let (mut pair_start, mut pair_end) = (0, length(pair));
-    let (mut done, mut pushed) = (0, 0);
-    while done < len {
-        let seam = here.0.before_seam(local + done).min(here.1.before_seam(remote + done));
-        let stretch = (len - done).min(seam);
-        let end = done + stretch;
-        let count = stretch.div_ceil(limit);
-        let grains = stretch.div_ceil(grain);
-        let (each, one_more) = (grains / count, grains % count);
-        for k in 0..count {
-            while pair_end <= done {
-                pair += 1;
-                pair_start = pair_end;
-                pair_end = pair_end.saturating_add(length(pair));
-            }
-            let size = ((each + u64::from(k < one_more)) * grain).min(end - done);
-            let tag = Op::tagged(pair, done > pair_start);
-            sink.push(run.op(done, size as u32, tag, here)).map_err(|why| {
-                PrepareError::new(u64::from(pair), None, Reason::Full { ops: ops + pushed, why })
-            })?;
-            done += size;
-            pushed += 1;
-        }
-    }
-    Ok(pushed)
-}
-
-/// What op lengths are a multiple of, so that ops of an aligned run are aligned: at most a page,
-/// and small enough beside the limit that ops stay about equal.
-fn grain(limit: u64) -> u64 {
-    let mut grain = 4096;
-    while grain > 1 && (!limit.is_multiple_of(grain) || limit / grain < 16) {
-        grain /= 2;
-    }
-    grain
-}
-
-#[cold]
-#[inline(never)]
-fn outside<L: Source, R: Source>(
-    mut local: L,
-    mut remote: R,
-    i: usize,
-    here: &(Known, Known),
 ) -> PrepareError {
-    let beyond = |p: Option<Piece>, known: &Known, side| {
-        let p = p.filter(|p| !known.holds(p))?;
-        let RegionView { base, len: region_len, .. } = known.view;
-        let reason = Reason::Outside { addr: p.addr, len: p.len, base, region_len };
-        Some(PrepareError::new(i as u64, Some(side), reason))
+    let reason = match regions.look_up(side, region) {
+        Some(RegionView { peer, .. }) if side == Side::Remote && peer != wanted => {
+            Reason::WrongPeer { region, owner: peer, wanted }
+        }
+        _ => Reason::UnknownRegion { region },
     };
-    beyond(local.get(i), &here.0, Side::Local)
-        .or_else(|| beyond(remote.get(i), &here.1, Side::Remote))
-        .unwrap_or_else(|| bad_pair(local, remote, i))
+    PrepareError::new(i as u64, Some(side), reason)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Listed;
     use super::*;
-
-    #[test]
-    fn bytes_beyond_64_bits_are_refused_not_wrapped() {
-        let op = bytemuck::Zeroable::zeroed();
-        let mut room = [op; 8];
-        let mut sink = SliceSink::new(&mut room);
-        let known = Known::of(1, RegionView { len: 100, ..RegionView::default() });
-        let here = (known, known);
-        let wanted = Wanted { peer: 0, op_bytes: NonZeroU32::MIN.saturating_add(9) };
-        // As after 2^64 - 21 bytes, which no test can wait for.
-        let mut summary = Summary { bytes: u64::MAX - 20, ..Summary::default() };
-        let mut run = Run { local: 0, remote: 0, len: 10, pair: 3 };
-        let list = Listed(&[]);
-        assert_eq!(finish(&run, &here, wanted, &list, &mut summary, &mut sink), Ok(()));
-        for len in [11, 20] {
-            run.len = len;
-            let e = finish(&run, &here, wanted, &list, &mut summary, &mut sink).unwrap_err();
-            assert_eq!((e.status, e.pair, e.reason), (Status::Invalid, 3, Reason::TooManyBytes));
-        }
-    }
+    use crate::status::Status;
 
     #[test]
     fn more_pairs_than_an_op_can_name_are_refused() {

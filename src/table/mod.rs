@@ -20,14 +20,18 @@ mod build;
 mod desc;
 mod error;
 mod op;
+mod regions;
+mod run;
+mod sink;
 mod source;
 
-pub use build::{
-    build_indexed, build_ops, OpSink, RegionView, Regions, SliceSink, Summary, Wanted, NO_SEAMS,
-};
+pub use build::{build_indexed, build_ops};
 pub use desc::{Desc, Stride};
 pub use error::{Full, PrepareError, Reason, Side};
 pub use op::{Direction, Op};
+pub use regions::{Known, RegionView, Regions, NO_SEAMS};
+pub use run::{Summary, Wanted};
+pub use sink::{OpSink, SliceSink};
 pub use source::{
     Indexed, Listed, OutOfRange, Piece, Shape, Source, Strided, StridedIndexed, Table, TableError,
 };

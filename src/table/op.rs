@@ -44,6 +44,19 @@ impl Op {
         pair | if inside { INSIDE } else { 0 }
     }
 
+    /// First byte behind it, on both sides.
+    #[inline]
+    pub(super) const fn end(&self) -> (u64, u64) {
+        let len = self.len as u64;
+        (self.local.wrapping_add(len), self.remote.wrapping_add(len))
+    }
+
+    /// Slots of its two regions.
+    #[inline]
+    pub const fn regions(&self) -> (u32, u32) {
+        (self.local_region, self.remote_region)
+    }
+
     /// Index of the first descriptor pair in it, for errors.
     #[inline]
     pub const fn first_pair(&self) -> u32 {

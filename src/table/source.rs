@@ -50,6 +50,16 @@ pub trait Source: Clone {
     /// The piece at position `i`, or `None` when there is none; [`Source::refused`] then says why.
     fn get(&mut self, i: usize) -> Option<Piece>;
 
+    /// `n` positions from `i` on, or as many as there are.
+    fn part(&self, i: usize, n: usize) -> Self;
+
+    /// Descriptors at positions `i`, `i + 1`, ... that lie side by side in memory: some of them, or
+    /// none where that is not known.
+    fn ahead(&self, i: usize) -> &[Desc] {
+        let _ = i;
+        &[]
+    }
+
     /// Why [`Source::get`] has nothing at `i`. Apart from it, so that the plain path carries no
     /// error.
     fn refused(&self, i: usize) -> OutOfRange;
@@ -68,6 +78,16 @@ impl Source for Listed<'_> {
     #[inline]
     fn get(&mut self, i: usize) -> Option<Piece> {
         self.0.get(i).map(Piece::from)
+    }
+
+    #[inline]
+    fn part(&self, i: usize, n: usize) -> Self {
+        Listed(part(self.0, i, n))
+    }
+
+    #[inline]
+    fn ahead(&self, i: usize) -> &[Desc] {
+        self.0.get(i..).unwrap_or(&[])
     }
 
     fn refused(&self, i: usize) -> OutOfRange {
@@ -96,10 +116,80 @@ impl Source for Indexed<'_> {
         self.table.get(index as usize).map(Piece::from)
     }
 
+    #[inline]
+    fn part(&self, i: usize, n: usize) -> Self {
+        Indexed { indices: part(self.indices, i, n), ..*self }
+    }
+
+    #[inline]
+    fn ahead(&self, i: usize) -> &[Desc] {
+        let Some(next) = self.indices.get(i..).and_then(|rest| rest.first_chunk::<AHEAD>()) else {
+            return &[];
+        };
+        // Without a way out of the loop, so that several are compared at a time.
+        let steps = (0u32..).zip(next).fold(0, |odd, (k, &x)| odd | (x.wrapping_sub(k) ^ next[0]));
+        match self.table.get(next[0] as usize..=next[AHEAD - 1] as usize) {
+            Some(descs) if steps == 0 => descs,
+            _ => &[],
+        }
+    }
+
     fn refused(&self, i: usize) -> OutOfRange {
         OutOfRange { index: seen(self.indices, i), table_len: self.table.len() as u64 }
     }
 }
+
+/// Indices into an even table: its length and region are read once, not with each descriptor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Even<'a> {
+    list: Indexed<'a>,
+    len: u64,
+    region: u64,
+}
+
+impl<'a> Even<'a> {
+    pub(super) fn new(table: &'a [Desc], indices: &'a [u32]) -> Even<'a> {
+        let (len, region) = table.first().map_or((0, 0), |d| (d.len, d.region));
+        Even { list: Indexed { table, indices }, len, region }
+    }
+}
+
+impl Source for Even<'_> {
+    #[inline]
+    fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    #[inline]
+    fn get(&mut self, i: usize) -> Option<Piece> {
+        let addr = self.list.get(i)?.addr;
+        Some(Piece { addr, len: self.len, region: self.region })
+    }
+
+    #[inline]
+    fn part(&self, i: usize, n: usize) -> Self {
+        Even { list: self.list.part(i, n), ..*self }
+    }
+
+    #[inline]
+    fn ahead(&self, i: usize) -> &[Desc] {
+        self.list.ahead(i)
+    }
+
+    fn refused(&self, i: usize) -> OutOfRange {
+        self.list.refused(i)
+    }
+}
+
+/// `n` values from `i` on, or as many as there are.
+#[inline]
+fn part<T>(list: &[T], i: usize, n: usize) -> &[T] {
+    let rest = list.get(i..).unwrap_or(&[]);
+    rest.get(..n).unwrap_or(rest)
+}
+
+/// How many indices are looked at whether they are in a row.
+const AHEAD: usize = 32;
 
 /// The index at position `i`, for an error.
 fn seen(indices: &[u32], i: usize) -> u64 {
@@ -324,6 +414,11 @@ impl Source for StridedIndexed<'_> {
         Some(Piece { addr, len: self.part.len, region: self.part.region })
     }
 
+    #[inline]
+    fn part(&self, i: usize, n: usize) -> Self {
+        StridedIndexed { indices: part(self.indices, i, n), ..*self }
+    }
+
     fn refused(&self, i: usize) -> OutOfRange {
         OutOfRange { index: seen(self.indices, i), table_len: self.table.len() }
     }
@@ -334,15 +429,27 @@ impl Source for StridedIndexed<'_> {
 pub enum Table<'a> {
     /// One [`Desc`] a descriptor.
     Flat(&'a [Desc]),
+    /// One [`Desc`] a descriptor, all equally long and in one region. Were they not, those of the
+    /// first one would be taken for all.
+    Even(&'a [Desc]),
     /// A few parts.
     Strided(Strided<'a>),
 }
 
-impl Table<'_> {
+impl<'a> Table<'a> {
+    /// A table of these descriptors. Looks at all of them.
+    pub fn flat(descs: &'a [Desc]) -> Table<'a> {
+        let same = |a: &Desc, b: &Desc| (a.len, a.region) == (b.len, b.region);
+        match descs.first() {
+            Some(first) if descs.iter().all(|d| same(d, first)) => Table::Even(descs),
+            _ => Table::Flat(descs),
+        }
+    }
+
     /// Descriptors in the table.
     pub const fn len(&self) -> u64 {
         match self {
-            Table::Flat(descs) => descs.len() as u64,
+            Table::Flat(descs) | Table::Even(descs) => descs.len() as u64,
             Table::Strided(s) => s.len(),
         }
     }

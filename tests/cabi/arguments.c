@@ -212,6 +212,7 @@ static void all_say(kvr_engine *e, kvr_status want) {
     kvr_transfer_info transfer = {.struct_size = sizeof transfer};
     kvr_rail_info rail = {.struct_size = sizeof rail};
     kvr_engine_info engine = {.struct_size = sizeof engine};
+    kvr_segment segment = {0};
 
     IS(kvr_engine_destroy(e), want);
     IS(kvr_engine_metadata(e, NULL, &len), want);
@@ -223,6 +224,8 @@ static void all_say(kvr_engine *e, kvr_status want) {
     IS(kvr_peer_state(e, 1), want);
     IS(kvr_peer_remove(e, 1), want);
     IS(kvr_region_register(e, (uintptr_t)&desc, sizeof desc, KVR_MEM_HOST, &out), want);
+    IS(kvr_region_register_segments(e, &segment, 1), want);
+    IS(kvr_region_register_device(e, NULL, 1, 1, NULL, &len), want);
     IS(kvr_region_deregister(e, 1, 0), want);
     IS(kvr_region_metadata(e, 1, NULL, &len), want);
     IS(kvr_region_import(e, 1, "x", 1, &out), want);
@@ -364,6 +367,24 @@ static void bad_posts(kvr_engine *e, kvr_peer self, uint64_t at, kvr_region regi
     IS(kvr_transfer_arrived(e, t, arrived, 2), KVR_ERR_STALE);
 }
 
+/* Several ranges in one call. */
+static void register_list(kvr_engine *e, void *memory) {
+    kvr_desc ranges[3] = {{(uintptr_t)memory, 8, 0, 7}, {(uintptr_t)memory + 9, 3, 0, 7},
+                          {(uintptr_t)memory + 4, 5, 0, 7}};
+    IS(kvr_region_register_list(e, NULL, 3, KVR_MEM_HOST), KVR_ERR_INVALID);
+    SAYS("descs is NULL");
+    IS(kvr_region_register_list(e, ranges, 3, 99), KVR_ERR_UNSUPPORTED);
+    TRUE(ranges[0].region == 0 && ranges[2].region == 0);
+    IS(kvr_region_register_list(e, NULL, 0, KVR_MEM_HOST), KVR_OK);
+    IS(kvr_region_register_list(e, ranges, 2, KVR_MEM_HOST), KVR_OK);
+    TRUE(ranges[0].region != 0 && ranges[1].region != 0 && ranges[0].region != ranges[1].region);
+    for (int i = 0; i < 2; i++) IS(kvr_region_deregister(e, ranges[i].region, 0), KVR_OK);
+    IS(kvr_region_register_list(e, ranges, 3, KVR_MEM_HOST), KVR_OK);
+    TRUE(ranges[0].region == ranges[1].region && ranges[1].region == ranges[2].region);
+    IS(kvr_region_deregister(e, ranges[0].region, 0), KVR_OK);
+    IS(kvr_region_deregister(e, ranges[1].region, 0), KVR_ERR_STALE);
+}
+
 /* Pointers and lengths. */
 static void bad_pointers(kvr_engine *e) {
     char blob[8192];
@@ -376,6 +397,7 @@ static void bad_pointers(kvr_engine *e) {
     size_t len = 0, full = 0, huge = SIZE_MAX / 2;
     uint64_t *odd_out = (uint64_t *)(blob + 1);
 
+    IS(kvr_devmem_cuda(NULL), KVR_ERR_INVALID);
     IS(kvr_peer_self(e, NULL), KVR_ERR_INVALID);
     IS(kvr_peer_self(e, odd_out + ((uintptr_t)odd_out % 8 == 0)), KVR_ERR_INVALID);
     IS(kvr_peer_self(e, &self), KVR_OK);
@@ -410,6 +432,7 @@ static void bad_pointers(kvr_engine *e) {
     IS(kvr_region_register(e, (uintptr_t)blob, 8, 99, &region), KVR_ERR_UNSUPPORTED);
     IS(kvr_region_register(e, (uintptr_t)blob, 8, KVR_MEM_DEVICE, &region), KVR_ERR_UNSUPPORTED);
     IS(kvr_region_register(e, (uintptr_t)blob, sizeof blob, KVR_MEM_HOST, &region), KVR_OK);
+    register_list(e, blob);
     IS(kvr_region_deregister(e, region, 0x10), KVR_ERR_INVALID);
     SAYS("0x10");
     IS(kvr_region_metadata(e, region, blob, NULL), KVR_ERR_INVALID);

@@ -15,7 +15,7 @@ cc=${CC:-gcc}
 flags=(-std=c11 -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread "${san[@]}")
 lib=()
 for f in bus complete config copy cq device engine event fault gids initiator misc modify object \
-    post qp responder; do
+    post qp responder wet; do
     lib+=("$here/$f.c")
 done
 "$cc" "${flags[@]}" -shared -Wl,-soname,libibverbs.so.1 -Wl,--version-script="$here/v.map" \

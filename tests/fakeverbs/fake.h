@@ -64,8 +64,9 @@ enum fv_kind { FV_KINDS(X) FV_KIND_COUNT };
     X(max_pd, 65536) X(max_qp_rd_atom, 16) X(max_qp_init_rd_atom, 16) X(num_comp_vectors, 4) \
     X(thread_domain, 1) X(dmabuf, 1) X(dmabuf_align, 1) X(mr_access_mask, UINT32_MAX) \
     X(memlock, 0) X(delay_us, 0) X(delay_max_us, 0) X(reorder, 0) X(hold, 0) X(blackhole, 0) \
-    X(late_writes, 0) X(bandwidth, 0) X(drop, 0) X(quiet_events, 0) X(wc_garbage, 0) X(wc_lose, 0) \
-    X(routed, 0) X(hold_destroy, 0)
+    X(late_writes, 0) X(late_reads, 0) X(hole_loop, 0) X(bandwidth, 0) X(drop, 0) \
+    X(quiet_events, 0) X(wc_garbage, 0) X(wc_lose, 0) X(routed, 0) X(hold_destroy, 0) \
+    X(reg_us, 0) X(wr_null, 0)
 #define FV_PORT_KNOBS(X) \
     X(state, IBV_PORT_ACTIVE) X(link_layer, IBV_LINK_LAYER_ETHERNET) X(active_mtu, 4096) \
     X(max_mtu, 4096) X(max_msg_sz, UINT64_C(1) << 30) X(gid_tbl_len, 16) X(speed, 100000) \
@@ -111,7 +112,9 @@ struct fv_dev {
     _Atomic uint64_t calls[FV_CALL_COUNT];
     _Atomic int64_t live[FV_KIND_COUNT];
     uint64_t busy_until; /* of the link, for the bandwidth */
+    const struct fv_qp *last; /* who had the link last; only compared */
     uint64_t pinned;     /* bytes registered */
+    struct fv_wet *wet_first, *wet_last;
     bool fatal;
 };
 #undef X
@@ -198,6 +201,15 @@ struct fv_pend {
     struct fv_cq *cq;
     uint64_t due;
     bool solicited;
+};
+
+/* Bytes of a READ that was completed, on their way from the NIC to the memory of a device. */
+struct fv_wet {
+    struct fv_wet *next;
+    struct fv_pd *pd;
+    uint32_t lkey, len;
+    uint64_t addr;
+    uint8_t bytes[];
 };
 
 /* A write that was acknowledged and not placed. */
@@ -304,7 +316,7 @@ struct fv_global {
     struct fv_out *out_first, *out_last;
     char log[4096];
     size_t log_len;
-    _Atomic uint64_t count[32];
+    _Atomic uint64_t count[40];
 };
 extern struct fv_global fv;
 
@@ -313,8 +325,9 @@ extern struct fv_global fv;
     X(order_violations) X(busy_events) X(wc_total) X(wc_error) X(wc_lost) X(bytes_read) \
     X(bytes_written) X(bytes_sent) X(wr_read) X(wr_write) X(wr_send) X(packets) X(dropped) \
     X(retries) X(rnr) X(cq_overruns) X(events_queued) X(events_quiet) X(after_fatal) \
-    X(mr_access_or) X(mr_relaxed) X(late_staged) X(late_placed) X(sq_full) X(inline_wr) \
-    X(refused_modify)
+    X(mr_access_or) X(mr_relaxed) X(late_staged) X(late_placed) X(wet_staged) X(wet_placed) \
+    X(wr_loop) X(loop_qpn) X(sq_full) X(inline_wr) X(refused_modify) X(mr_longest) \
+    X(reg_inside) X(reg_most)
 #define X(name) FV_COUNT_##name,
 enum fv_count { FV_COUNTS(X) FV_COUNT_COUNT };
 #undef X
@@ -401,6 +414,10 @@ void fv_answer(const struct fv_packet *p, const uint8_t *payload);
 void fv_respond(struct fv_packet *p, const uint8_t *payload, struct fv_packet *reply,
                 uint8_t *out);
 void fv_place_late(struct fv_qp *qp);
+bool fv_loops(const struct fv_qp *qp);
+bool fv_wet(struct fv_dev *d, struct fv_pd *pd, uint32_t lkey, uint64_t addr,
+            const uint8_t *bytes, uint64_t len);
+void fv_dry(struct fv_dev *d, const struct fv_mr *m);
 uint64_t fv_scaled_us(double us);
 
 /* engine.c, bus.c */

@@ -34,7 +34,8 @@ static bool move_local(struct fv_qp *qp, const struct fv_send *s, uint64_t off, 
         unsigned access = in ? IBV_ACCESS_LOCAL_WRITE : 0;
         uint8_t *local = fv_reach(qp->pd, g->lkey, g->addr + off, n, access);
         if (local == NULL) return false;
-        memcpy(in ? local : at, in ? at : local, n);
+        if (!in || !fv_wet(qp->dev, qp->pd, g->lkey, g->addr + off, at, n))
+            memcpy(in ? local : at, in ? at : local, n);
         at += n;
         len -= n;
         off = 0;
@@ -112,6 +113,7 @@ static void use_link(struct fv_qp *qp, uint64_t bytes, uint64_t now) {
     struct fv_dev *d = qp->dev;
     if (d->bandwidth == 0) return;
     if (d->busy_until < now) d->busy_until = now;
+    d->last = qp;
     d->busy_until += bytes * 1000000000u / d->bandwidth;
 }
 
@@ -245,6 +247,7 @@ uint64_t fv_step(struct fv_qp *qp, uint64_t now) {
         fv_qp_error(qp);
     }
     uint64_t hole = qp->dev->blackhole > qp->blackhole ? qp->dev->blackhole : qp->blackhole;
+    if (hole == 0 && qp->dev->hole_loop != 0 && fv_loops(qp)) hole = 1;
     if (qp->state == IBV_QPS_ERR && hole < 2) fv_flush(qp);
     for (int i = 0; i < 16; i++) {
         if (qp->state == IBV_QPS_ERR && hole < 2 && qp->sq_exec != qp->sq_head) return now;
@@ -261,6 +264,10 @@ uint64_t fv_step(struct fv_qp *qp, uint64_t now) {
         }
         if (qp->dev->bandwidth != 0 && now < qp->dev->busy_until)
             return qp->dev->busy_until;
+        if (qp->dev->bandwidth != 0 && qp->dev->last == qp) {
+            qp->dev->last = NULL; /* the others first: no queue pair has the link for itself */
+            return now;
+        }
         send_packet(qp, now);
     }
     return now;

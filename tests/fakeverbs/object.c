@@ -162,9 +162,23 @@ static struct fv_mr *new_mr(struct ibv_pd *pd, void *addr, size_t len, uint64_t 
     return m;
 }
 
+static void count_most(enum fv_count which, uint64_t value) {
+    uint64_t seen = atomic_load_explicit(&fv.count[which], memory_order_relaxed);
+    while (seen < value && !atomic_compare_exchange_weak_explicit(&fv.count[which], &seen, value,
+                                                                  memory_order_relaxed,
+                                                                  memory_order_relaxed))
+        continue;
+}
+
 static struct ibv_mr *reg(struct ibv_pd *pd, void *addr, size_t len, uint64_t iova,
                           unsigned access) {
     struct fv_mr *m = NULL;
+    /* Pages are pinned device by device, so this is waited for outside of the one lock. */
+    uint64_t us = atomic_load_explicit(&dev_of(pd->context)->reg_us, memory_order_relaxed);
+    count_most(FV_COUNT_reg_most, FV_COUNT(reg_inside) + 1);
+    if (us != 0) usleep((useconds_t)us);
+    FV_COUNT_BY(reg_inside, -UINT64_C(1));
+    count_most(FV_COUNT_mr_longest, len);
     fv_lock();
     if (!fv_fails(dev_of(pd->context), FV_CALL_reg_mr)) {
         int err = may_register(dev_of(pd->context), len, access);
@@ -244,6 +258,7 @@ FV_EXPORT int ibv_dereg_mr(struct ibv_mr *mr) {
         /* What was acknowledged lands before the memory is the owner's again. */
         for (struct fv_qp *qp = fv.qps; qp != NULL; qp = qp->next)
             if (qp->pd == m->pd) fv_place_late(qp);
+        fv_dry(d, m);
         struct fv_mr **at = &fv.mrs[(mr->lkey >> 8) % FV_MR_BUCKETS];
         while (*at != m) at = &(*at)->next;
         *at = m->next;

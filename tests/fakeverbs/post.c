@@ -66,6 +66,10 @@ static void take(struct fv_qp *qp, const struct ibv_send_wr *wr) {
         FV_COUNT(wr_write);
     else
         FV_COUNT(wr_send);
+    if (fv_loops(qp)) {
+        FV_COUNT(wr_loop);
+        atomic_store(&fv.count[FV_COUNT_loop_qpn], qp->qp.qp_num);
+    }
     pthread_spin_lock(&qp->sq_lock);
     qp->sq_head++;
     pthread_spin_unlock(&qp->sq_lock);
@@ -101,6 +105,7 @@ static struct ibv_send_wr *post_null(struct fv_qp *qp, struct ibv_send_wr *wr) {
     bool idle = atomic_load_explicit(&qp->sq_exec, memory_order_acquire) == head &&
                 atomic_load_explicit(&qp->state, memory_order_relaxed) == IBV_QPS_RTS;
     if (idle) {
+        uint64_t before = head;
         pthread_spin_lock(&cq->lock);
         for (; wr != NULL; wr = wr->next) {
             if (wr->opcode != IBV_WR_RDMA_READ && wr->opcode != IBV_WR_RDMA_WRITE) break;
@@ -111,6 +116,8 @@ static struct ibv_send_wr *post_null(struct fv_qp *qp, struct ibv_send_wr *wr) {
                 what |= null_cqe(qp, wr, head);
         }
         pthread_spin_unlock(&cq->lock);
+        /* Of the device, so that threads on different ones share nothing. */
+        atomic_fetch_add_explicit(&qp->dev->wr_null, head - before, memory_order_relaxed);
         atomic_store_explicit(&qp->sq_exec, head, memory_order_relaxed);
         atomic_store_explicit(&qp->sq_head, head, memory_order_relaxed);
     }

@@ -102,6 +102,8 @@ static void do_read(struct fv_qp *qp, const struct fv_packet *p, struct fv_packe
         nak(qp, reply, IBV_WC_REM_ACCESS_ERR);
         return;
     }
+    /* A NIC's reads push its own writes before them. */
+    fv_dry(qp->dev, fv_find_mr(qp->pd, p->rkey));
     fv_copy(out, at, p->len, foreign(p));
     reply->payload = p->len;
 }

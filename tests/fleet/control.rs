@@ -40,6 +40,9 @@ pub struct Pair {
     pub closed_at: u64,
     /// Access errors were injected into what a side posts.
     pub access: [bool; 2],
+    /// When a message of each side last came, or had a reason not to come: a rail was lost or is
+    /// fresh, or one of the two did not run.
+    pub talked_at: [u64; 2],
 }
 
 impl Pair {
@@ -56,6 +59,7 @@ impl Pair {
             closes: 0,
             closed_at: 0,
             access: [false; 2],
+            talked_at: [0; 2],
         }
     }
 
@@ -117,6 +121,7 @@ impl Fleet {
             link.close();
         }
         let at = self.now() + 20 + self.rng.below(300);
+        self.pairs[p].talked_at = [self.now(); 2];
         let rail = &mut self.pairs[p].rails[lane as usize];
         rail.held[side] = false;
         rail.join_at.get_or_insert(at);
@@ -208,6 +213,7 @@ impl Fleet {
             assert!(self.core(p, side).add_link(slot, lane, id, link).is_ok(), "room for a link");
         }
         self.pairs[p].rails[lane as usize] = rail;
+        self.pairs[p].talked_at = [self.now(); 2];
         self.counts.joins += 1;
     }
 
@@ -242,6 +248,9 @@ impl Fleet {
         let now = self.now();
         for p in 0..self.pairs.len() {
             let runs = self.pairs[p].sides.map(|e| self.runs(e));
+            if runs != [true; 2] || !self.pairs[p].is_up() {
+                self.pairs[p].talked_at = [now; 2];
+            }
             for (side, runs) in runs.into_iter().enumerate() {
                 if !runs || !self.pairs[p].up[side] {
                     continue;

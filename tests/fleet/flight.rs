@@ -35,6 +35,9 @@ pub struct Flight {
     /// Since when it is being released.
     pub releasing: Option<u64>,
     pub stalled: bool,
+    /// Once its message is queued: the number of the last one without a transfer that was queued
+    /// before it. Later ones come later.
+    pub behind: Option<u64>,
     pub posts: u32,
     /// The next post is a second try of the same bytes.
     pub repeat: bool,
@@ -229,6 +232,7 @@ impl Fleet {
             cancelled: false,
             releasing: None,
             stalled: false,
+            behind: None,
             posts: 0,
             repeat: false,
         })
@@ -244,9 +248,7 @@ impl Fleet {
             self.next_note
         });
         let text = flight.note.map(|id| {
-            // A stream that gives a few bytes at a time takes too long for the longest.
-            let slow = matches!(self.world.setup.chop, 1..1_000);
-            let longest = if slow { 3_000 } else { 20_000 };
+            let longest = self.longest();
             let extra = [0, 0, 9, 300, 3_000, longest][self.rng.below(6) as usize];
             let mut text = vec![b'T'];
             text.extend_from_slice(&id.to_le_bytes());
@@ -269,11 +271,13 @@ impl Fleet {
             self.notes.insert(id, note);
         }
         (flight.posted_at, flight.moved_at, flight.left) = (now, now, u64::MAX);
-        (flight.cancelled, flight.stalled) = (false, false);
+        (flight.cancelled, flight.stalled, flight.behind) = (false, false, None);
         flight.posts += 1;
         self.posted += 1;
         self.counts.descriptors += flight.pieces.len() as u64;
         self.counts.bytes += flight.bytes();
+        let ticks = self.ticks_for(flight.pieces.len() as u64, flight.bytes());
+        self.sites[flight.from].asked += ticks;
         self.flights.push(flight);
         Ok(())
     }

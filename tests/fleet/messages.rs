@@ -66,6 +66,7 @@ impl Fleet {
         }
         note.due = u64::MAX;
         self.counts.notes += 1;
+        self.talked(name, e);
         if text[9..].iter().any(|&b| b != id as u8) {
             return Err(format!("message {id} has wrong bytes"));
         }
@@ -87,10 +88,33 @@ impl Fleet {
             return Err(format!("message {seq} of {name} came to {e} after {before}"));
         }
         *heard = Heard { last: seq, conn: conn as u32 };
+        self.talked(name, e);
+        // Transfers of a sender that died are gone; a message of it may have lain here.
+        let passed = |f: &&Flight| {
+            (f.from, self.sites[f.from].life, f.to, f.to_life) == stream
+                && f.behind.is_some_and(|last| seq > last)
+                && f.note.is_some_and(|id| self.notes.get(&id).is_some_and(|n| !n.got))
+        };
+        if let Some(at) = self.flights.iter().position(|f| passed(&f)) {
+            let (last, text) = (self.flights[at].behind, self.describe(at));
+            return Err(format!(
+                "message {seq} of {name} came to {e} before that of a transfer, which was queued \
+                 behind {last:?}: {text}"
+            ));
+        }
         if to_life as u32 != self.sites[e].life || name != format!("engine-{from}") {
             return Err(format!("message {seq} of {name} came to another life of {e}"));
         }
         Ok(())
+    }
+
+    /// A message has come.
+    fn talked(&mut self, name: &str, to: usize) {
+        let from = name.strip_prefix("engine-").and_then(|n| n.parse().ok());
+        let Some(from) = from.filter(|&from: &usize| from < self.sites.len()) else { return };
+        let (p, now) = (self.pair_of(from, to), self.now());
+        let side = self.pairs[p].side_of(from);
+        self.pairs[p].talked_at[side] = now;
     }
 
     /// Messages that are overdue, of transfers that are done.

@@ -6,6 +6,7 @@ pub mod faults;
 pub mod flight;
 pub mod memory;
 pub mod messages;
+pub mod pace;
 pub mod plan;
 pub mod regions;
 pub mod rest;
@@ -26,6 +27,7 @@ pub use kvrail::status::Status;
 pub use kvrail::table::{Direction, Op};
 pub use memory::{Region, Watch, Watched, CHUNK};
 pub use messages::{Heard, Stream};
+pub use pace::END;
 pub use plan::{fault, Plan, FAULTS};
 pub use regions::Import;
 pub use rest::{counted, Rest};
@@ -51,6 +53,8 @@ pub struct Site {
     pub imports: HashMap<(usize, usize), Import>,
     pub retiring: Vec<(View, RegionRef)>,
     pub closing: BTreeMap<usize, (View, u64)>,
+    /// Ticks that its rails need for all that it was asked to carry, one after the other.
+    pub asked: u64,
 }
 
 /// What a run came to.
@@ -195,6 +199,7 @@ impl Fleet {
             imports: HashMap::new(),
             retiring: Vec::new(),
             closing: BTreeMap::new(),
+            asked: 0,
         };
         let sites = (0..n).map(|_| site(&mut rng)).collect();
         let (p, d) = (plan.prefill as usize, plan.decode as usize);
@@ -255,8 +260,9 @@ impl Fleet {
     pub fn run(&mut self) -> Result<Counts, String> {
         while self.posted < self.plan.transfers {
             self.step()?;
-            if self.now() > 400_000 {
-                return Err(format!("{} transfers posted only", self.posted));
+            let most = self.most_ticks();
+            if self.now() > most {
+                return Err(format!("{} transfers posted only, in {most} ticks", self.posted));
             }
         }
         self.settle()?;
@@ -273,7 +279,7 @@ impl Fleet {
         for mend in &mut self.mends {
             mend.0 = 0;
         }
-        let until = self.now() + 40_000;
+        let until = self.now() + END + self.ticks_left();
         let mut still = 0;
         while still < 1_200 {
             self.step()?;
@@ -362,7 +368,7 @@ pub fn run(plan: &Plan) -> Result<Counts, String> {
     let run = || {
         let mut fleet = Fleet::new(plan);
         let result = fleet.run();
-        result.map_err(|e| format!("tick {}: {e}", fleet.now()))
+        result.map_err(|e| format!("tick {}: {e}; {}", fleet.now(), fleet.habits()))
     };
     match std::panic::catch_unwind(run) {
         Ok(result) => result,
@@ -374,8 +380,13 @@ pub fn run(plan: &Plan) -> Result<Counts, String> {
     }
 }
 
-/// Runs a plan. When it fails, looks for a simpler one that fails too: what went wrong there, and
-/// the command that replays it.
+/// What went wrong, without where and how much: a simpler plan that fails otherwise is another one.
+fn kind(why: &str) -> String {
+    why.chars().filter(|c| !c.is_ascii_digit()).take(24).collect()
+}
+
+/// Runs a plan. When it fails, looks for a simpler one that fails so too: what went wrong there,
+/// and the command that replays it.
 pub fn run_or_shrink(plan: &Plan) -> Result<Counts, String> {
     let first = match run(plan) {
         Ok(counts) => return Ok(counts),
@@ -390,7 +401,7 @@ pub fn run_or_shrink(plan: &Plan) -> Result<Counts, String> {
             if tries > 120 {
                 break 'simpler;
             }
-            if let Err(e) = run(&next) {
+            if let Some(e) = run(&next).err().filter(|e| kind(e) == kind(&why)) {
                 (plan, why) = (next, e);
                 continue 'simpler;
             }

@@ -93,7 +93,13 @@ impl Fleet {
         if info.bytes_done != flight.left {
             (flight.left, flight.moved_at) = (info.bytes_done, now);
         }
-        let idle = now - flight.moved_at;
+        let (idle, all) = (now - flight.moved_at, info.bytes_done == info.bytes);
+        // Without debts the last claim that ended handed the message over.
+        let owing = core.lanes().iter().any(|l| l.owing.load(RELAXED) > 0);
+        if all && !owing && flight.note.is_some() && flight.behind.is_none() {
+            let stream = (flight.from, self.sites[flight.from].life, flight.to, flight.to_life);
+            flight.behind = Some(self.sent.get(&stream).map_or(0, |h| h.last));
+        }
         if idle > STALL {
             let index = flight.handle.index();
             if let Some(mark) = core.mark(index) {
@@ -233,7 +239,8 @@ impl Fleet {
             Status::RemoteAccess => pair.access[side] || there,
             Status::Disconnected => pair.closed_at >= flight.posted_at,
             Status::Stalled => {
-                flight.stalled && self.sites[flight.to].was_paused_at >= flight.posted_at
+                let paused = self.sites[flight.to].was_paused_at >= flight.posted_at;
+                flight.stalled && (paused || self.waits_for_message(flight))
             }
             _ => false,
         }

@@ -4,7 +4,8 @@
 # It is a user-mode Linux 6.12 with Soft-RoCE, from Debian's package linux-source-6.12 and
 # kernel.config. Kept in KVRAIL_LAB_CACHE, default ~/.cache/kvrail-lab, in a folder named after the
 # package's version and a hash of the configuration and of this script. A broken build goes on
-# where it stopped. KVRAIL_LAB_DMABUF=1: another kernel, with the test-only dma-buf patch.
+# where it stopped. KVRAIL_LAB_DMABUF=1: another kernel, with the test-only dma-buf patch; where the
+# plain one is missing too, both come out of one source tree, the second in less than a minute.
 # Exit status: 0; 1 the build failed; 77 this machine cannot build it (the message says why).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,12 +15,12 @@ say() { echo "lab: $*" >&2; }
 cannot() { say "$*"; exit 77; }
 
 inputs=("$here/kernel.config" "$here/build-kernel.sh")
-flavour=plain
+key() { cat "$@" | sha256sum | cut -c 1-12; }
+plain=$(key "${inputs[@]}")-plain
+hash=$plain
 if [ "${KVRAIL_LAB_DMABUF:-}" = 1 ]; then
-    flavour=dmabuf
-    inputs+=("$here/rxe-dmabuf-6.12.py")
+    hash=$(key "${inputs[@]}" "$here/rxe-dmabuf-6.12.py")-dmabuf
 fi
-hash=$(cat "${inputs[@]}" | sha256sum | cut -c 1-12)-$flavour
 
 candidate() {
     command -v apt-cache > /dev/null || return 0
@@ -28,7 +29,12 @@ candidate() {
 # The kernel of this configuration: of Debian's present version, else the newest that is there.
 # A new version alone is no reason to build for minutes; removing the folder is.
 find_kernel() {
-    local version kernel
+    local version kernel kernels=("$cache"/*-"$hash"/linux)
+    # Mostly there is one, and nobody to ask: apt takes a second.
+    if [ ${#kernels[@]} = 1 ] && [ -x "${kernels[0]}" ]; then
+        echo "${kernels[0]}"
+        return
+    fi
     version=$(candidate)
     kernel=$cache/$version-$hash/linux
     [ -x "$kernel" ] || kernel=$(ls -t "$cache"/*-"$hash"/linux 2>/dev/null | head -n 1)
@@ -64,11 +70,16 @@ free=$(df -Pm "$cache" | awk 'NR == 2 {print $4}')
 [ "$free" -ge 2500 ] ||
     cannot "$cache has $free MB free; the build needs 2500 (KVRAIL_LAB_CACHE names another place)"
 
-folder=$cache/$version-$hash
+folder=$cache/$version-$plain
 work=$folder/work
 log=$folder/build.log
-mkdir -p "$work"
-say "building $package $version; log: $log"
+# A tree that another patch changed, or one where the plain kernel is wanted, is of no use.
+for done in "$work"/patch-*.done; do
+    [ -e "$done" ] || continue
+    [ "$done" = "$work/patch-$hash.done" ] && [ -x "$folder/linux" ] || rm -rf "$work"
+done
+mkdir -p "$work" "$cache/$version-$hash"
+say "building $package $version (${hash#*-}); log: $log"
 began=$SECONDS
 
 # stage NAME FUNCTION : runs it once, also over broken runs.
@@ -109,9 +120,6 @@ unpack() {
         --exclude='*/sound/*.[ch]' --exclude='*/tools/testing/*' --exclude='*/tools/perf/*' \
         --exclude='*/arch/*/boot/dts/*'
     rm -f ./*.deb root/usr/src/$package.tar.xz
-    if [ $flavour = dmabuf ]; then
-        python3 "$here/rxe-dmabuf-6.12.py" source/drivers/infiniband/sw/rxe
-    fi
 }
 tools_in_path() {
     local usr=$work/root/usr
@@ -134,15 +142,24 @@ compile() {
     tools_in_path
     make -s -C source ARCH=um O="$work/build" -j"${LAB_JOBS:-${CARGO_BUILD_JOBS:-$(nproc)}}" linux
 }
+patch_rxe() { python3 "$here/rxe-dmabuf-6.12.py" source/drivers/infiniband/sw/rxe; }
+# finish FOLDER : the kernel is copied away, so that the tree can become another one.
 finish() {
-    strip -o "$folder/linux.new" build/linux
-    mv "$folder/linux.new" "$folder/linux"
+    strip -o "$1/linux.new" "$work/build/linux"
+    mv "$1/linux.new" "$1/linux"
 }
 stage fetch fetch
 stage unpack unpack
 stage configure configure
-stage compile compile
-stage finish finish
+if [ $hash = $plain ] || [ ! -x "$folder/linux" ]; then
+    stage compile compile
+    finish "$folder"
+fi
+if [ $hash != $plain ]; then
+    stage "patch-$hash" patch_rxe
+    stage "compile-$hash" compile
+    finish "$cache/$version-$hash"
+fi
 rm -rf "$work"
 say "kernel built in $((SECONDS - began)) s"
-echo "$folder/linux"
+echo "$cache/$version-$hash/linux"

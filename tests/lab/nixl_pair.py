@@ -1,8 +1,9 @@
 """Two NIXL agents with backend RBLN in two processes, each with devices of its own.
 
-usage: nixl_pair.py --here DEVICES --there DEVICES     (suite `nixl` of the lab runs it)
+usage: nixl_pair.py --here DEVICES --there DEVICES [--memory host|udmabuf|heap]
 Pull and push, a few large blocks, many odd ones, 70,000 small ones; every byte of both sides is
-compared, also those that must not change, and the bytes must have crossed the rails.
+compared, also those that must not change, and the bytes must have crossed the rails. With dma-bufs
+each side's memory is a part of one. Suites `nixl` and `nixldmabuf` of the lab run it.
 """
 
 import argparse
@@ -15,7 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from child import Child
+from dmabuf import HeapSide, UdmabufSide
 from rig import Side, bytes_of, moved, same, scatter
+
+SIDES = {"host": Side, "udmabuf": UdmabufSide, "heap": HeapSide}
 
 # Name, how many blocks, and the shortest and the longest of them in bytes.
 CASES = [
@@ -39,13 +43,14 @@ def sent(devices):
 class Pair:
     """The two agents; each has one registered buffer, large enough for every case."""
 
-    def __init__(self, args, nbytes):
-        self.args = args
+    def __init__(self, args, nbytes, memory="host"):
+        self.args, self.memory = args, memory
+        kind = SIDES[memory]
         # A spawned child starts with the environment of this moment.
         os.environ["KVRAIL_NICS"] = args.there
-        self.peer = Child(nbytes, thread=True)
+        self.peer = Child(nbytes, thread=True, kind=kind)
         os.environ["KVRAIL_NICS"] = args.here
-        self.me = Side(nbytes, thread=True)
+        self.me = kind(nbytes, thread=True)
         self.me.knows(self.peer.metadata)
 
     def move(self, op, case, rng, strict=True):
@@ -77,6 +82,10 @@ class Pair:
         return f"{total} bytes in {took * 1e3:.1f} ms"
 
     def close(self):
+        """Both end; the child's exit status tells whether it did so in good order."""
+        if self.memory != "host":
+            self.me.edges()
+            self.peer.call("edges")
         self.peer.quit()
         self.me.close()
 
@@ -106,6 +115,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--here", required=True, help="devices of the agent that initiates")
     parser.add_argument("--there", required=True, help="devices of its peer")
+    parser.add_argument("--memory", choices=SIDES, default="host")
     parser.add_argument("--seed", type=int, default=None, help="repeat a run that failed")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else int(time.time())
@@ -114,7 +124,7 @@ def main():
     layouts = [layout(case, rng) for case in CASES]
     made = []
     good = verdict("two agents with backend RBLN",
-                   lambda: made.append(Pair(args, max(size for _, size in layouts))))
+                   lambda: made.append(Pair(args, max(size for _, size in layouts), args.memory)))
     for case, (blocks, _) in zip(CASES, layouts):
         for op, name in (("READ", "pull"), ("WRITE", "push")):
             if made:

@@ -114,12 +114,13 @@ all_fine() {
     for name in $movers; do ask "$name" sum && fine || rc=1; done
     return $rc
 }
-# soon MS : the last answer's ms, less what this machine did not let the process run.
+# soon MS : the last answer's ms, less what this machine did not let the process run: all of its
+# stalls, and for the threads beside it the longest twice.
 soon() {
-    local gap
-    answered gap_ms && gap=$REPLY && answered ms || return
-    echo "after $REPLY ms; the process did not run for $gap ms at a time"
-    [ "$REPLY" -le $(($1 + 2 * gap)) ]
+    local gap stalled
+    answered gap_ms && gap=$REPLY && answered stalled_ms && stalled=$REPLY && answered ms || return
+    echo "after $REPLY ms; the process did not run for $stalled ms, of which $gap ms at a time"
+    [ "$REPLY" -le $(($1 + stalled + 2 * gap)) ]
 }
 # carry RAIL... : every mover has bytes on these rails again.
 carry() {
@@ -151,8 +152,9 @@ lossy() {
     done
     tc -batch - <<< "$changes"
 }
-# shares NAME PEER READ|WRITE : 64 MiB, of which each rail carries its part within 5 %, as in
-# the suite `speed`.
+# shares NAME PEER READ|WRITE : 64 MiB, of which each rail carries its part within 10 %. Rails
+# without a rate share one processor, and bytes follow what each just brought, so they are not as
+# equal as in the suite `speed`; a rail that did not come back whole carries next to nothing.
 shares() {
     local i sum=0 list part=()
     ask "$1" bulk "$2" op="$3" count=1024 || return
@@ -164,8 +166,8 @@ shares() {
     done
     for ((i = 0; i < LAB_RAILS; i++)); do
         echo "rail $i: ${part[i]} of $sum bytes, $((100 * LAB_RAILS * part[i] / sum)) % of its part"
-        [ $((100 * LAB_RAILS * part[i])) -ge $((95 * sum)) ] || return
-        [ $((100 * LAB_RAILS * part[i])) -le $((105 * sum)) ] || return
+        [ $((100 * LAB_RAILS * part[i])) -ge $((90 * sum)) ] || return
+        [ $((100 * LAB_RAILS * part[i])) -le $((110 * sum)) ] || return
     done
 }
 

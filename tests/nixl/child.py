@@ -8,10 +8,10 @@ import traceback
 from rig import HANG, Side
 
 
-def _serve(pipe, args, kwargs):
+def _serve(pipe, kind, args, kwargs):
     try:
-        side = Side(*args, **kwargs)
-        pipe.send((True, (side.name, side.agent.get_agent_metadata(), side.mem.ctypes.data)))
+        side = kind(*args, **kwargs)
+        pipe.send((True, (side.name, side.agent.get_agent_metadata(), side.addr)))
         while True:
             # With a progress thread the passive side makes no call at all unless asked to.
             while not pipe.poll(0.001):
@@ -35,10 +35,10 @@ def _serve(pipe, args, kwargs):
 
 
 class Child:
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, kind=Side, **kwargs):
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, args, kwargs))
+        self.process = context.Process(target=_serve, args=(theirs, kind, args, kwargs))
         self.process.start()
         theirs.close()
         self.name, self.metadata, self.addr = self._answer("start")

@@ -41,16 +41,26 @@ def agent_of(name=None, thread=True, params=None, **config):
 
 
 class Side:
-    """One agent and one registered buffer."""
+    """One agent and one registered buffer; a subclass may have another kind of memory."""
+
+    kind = "DRAM"
+    meta = ""
 
     def __init__(self, nbytes, name=None, thread=True, params=None, **config):
         self.agent = agent_of(name, thread, params, **config)
         self.name = self.agent.name
-        self.mem = np.zeros(nbytes, np.uint8)
-        self.reg = self.register(self.mem)
+        self.mem, self.addr = self.buffer(nbytes)
+        descs = [(self.addr, nbytes, 0, self.meta)]
+        self.reg = self.agent.get_reg_descs(descs, self.kind)
+        self.agent.register_memory(self.reg)
         self.inbox = []  # (sender, message), in the order of arrival
         self.handles = []
         self.peers = []
+
+    def buffer(self, nbytes):
+        """Memory as numpy has it, and its address in descriptors."""
+        mem = np.zeros(nbytes, np.uint8)
+        return mem, mem.ctypes.data
 
     def register(self, mem, kind="DRAM"):
         descs = self.agent.get_reg_descs([(mem.ctypes.data, mem.nbytes, 0, "")], kind)
@@ -66,9 +76,9 @@ class Side:
         return name
 
     def blocks(self, offsets, lengths, base=None):
-        base = self.mem.ctypes.data if base is None else base
+        base = self.addr if base is None else base
         rows = [(base + int(o), int(n), 0) for o, n in zip(offsets, lengths)]
-        return self.agent.get_xfer_descs(rows, "DRAM")
+        return self.agent.get_xfer_descs(rows, self.kind)
 
     def xfer(self, op, local, remote, peer, notif=b""):
         handle = self.agent.initialize_xfer(op, local, remote, peer, notif)

@@ -26,14 +26,42 @@ def test_shim(tmp_path, include):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_meta(tmp_path, include):
+    program = tmp_path / "meta_test"
+    subprocess.run([*COMPILE, "-std=c++17", f"-I{include}", "-g", "-fsanitize=address,undefined",
+                    Path(__file__).with_name("meta_test.cpp"), "-o", program], check=True)
+    ran = subprocess.run([program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_one_name_of_cudas_driver():
+    """Whether it is loaded is asked by the name under which the provider would load it."""
+    shim = (SHIM / "engine.cpp").read_text()
+    driver = (ROOT / "ffi/src/cuda/driver.rs").read_text()
+    names = re.search(r'getenv\("(\w+)"\).*?: "([^"]+)"', shim, re.S).groups()
+    assert names == (re.search(r'VARIABLE: &str = "(\w+)"', driver).group(1),
+                     re.search(r'LIBRARY: &CStr = c"([^"]+)"', driver).group(1))
+
+
 def test_compiles_as_cpp20(include):
     subprocess.run([*COMPILE, "-std=c++20", f"-I{include}", "-fsyntax-only", *SOURCES],
                    check=True)
 
 
-def test_exports_two_names(plugin_dir):
+def test_exports(plugin_dir):
+    """NIXL's two entry points, and of the C ABI what nixl_rbln calls."""
     names = said("nm", "-D", "--defined-only", plugin_dir / "libplugin_RBLN.so").split()[2::3]
-    assert sorted(names) == ["nixl_plugin_fini", "nixl_plugin_init"]
+    assert sorted(names) == [
+        "kvr_abi_version", "kvr_config_env", "kvr_config_init", "kvr_config_set",
+        "kvr_engine_create", "kvr_engine_destroy", "kvr_engine_info_get", "kvr_last_error",
+        "kvr_rail_info_get", "nixl_plugin_fini", "nixl_plugin_init"]
+
+
+def test_calls_its_own_engine(plugin_dir):
+    """Never the kvr_ functions of a libkvrail.so in the same process: no call by name is left."""
+    used = said("readelf", "-rW", plugin_dir / "libplugin_RBLN.so")
+    assert "JUMP_SLO" in used or "GLOB_DAT" in used
+    assert "kvr_" not in used
 
 
 def test_needs_nothing_of_nixl(plugin_dir):

@@ -17,20 +17,20 @@ GOOD = ["1.0.1", "1.3.2", "1.4.1", "1.5.0", "1.5.1"]
 OLD = "0.10.1"
 
 
-def wheel(cache, version):
+def wheel(cache, version, cuda="cu12"):
     """The folder that the wheel is unpacked in."""
-    folder = cache / f"nixl-cu12-{version}"
+    folder = cache / f"nixl-{cuda}-{version}"
     if not (folder / "complete").exists():
         cache.mkdir(parents=True, exist_ok=True)
-        if not list(cache.glob(f"nixl_cu12-{version}-*.whl")):
+        if not list(cache.glob(f"nixl_{cuda}-{version}-*.whl")):
             got = subprocess.run(
                 [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
-                 "--quiet", "--dest", cache, f"nixl-cu12=={version}"],
+                 "--quiet", "--dest", cache, f"nixl-{cuda}=={version}"],
                 capture_output=True, text=True)
             if got.returncode != 0:
                 last = (got.stderr.strip() or "no output").splitlines()[-1]
-                pytest.skip(f"WHEEL nixl-cu12 {version} NOT TESTED, cannot be fetched: {last}")
-        with zipfile.ZipFile(next(cache.glob(f"nixl_cu12-{version}-*.whl"))) as packed:
+                pytest.skip(f"WHEEL nixl-{cuda} {version} NOT TESTED, cannot be fetched: {last}")
+        with zipfile.ZipFile(next(cache.glob(f"nixl_{cuda}-{version}-*.whl"))) as packed:
             packed.extractall(folder)
         (folder / "complete").touch()
     return folder

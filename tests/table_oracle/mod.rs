@@ -6,10 +6,11 @@
 #![allow(dead_code, reason = "the fuzz target uses fuzz_ops only")]
 
 use core::num::NonZeroU32;
+use std::collections::BTreeSet;
 
 use kvrail::table::{
-    build_indexed, build_ops, Desc, Full, Listed, Op, OpSink, OutOfRange, PrepareError, Reason,
-    RegionView, Regions, Shape, Side, Stride, Strided, Summary, Table, TableError, Wanted,
+    build_indexed, build_ops, Desc, Full, Known, Listed, Op, OpSink, OutOfRange, PrepareError,
+    Reason, RegionView, Regions, Shape, Side, Stride, Strided, Summary, Table, TableError, Wanted,
     NO_SEAMS,
 };
 
@@ -55,12 +56,45 @@ pub(crate) enum Outcome {
 type Byte = (u32, u64, u32, u64, u32);
 type Refusal = (u64, Option<Side>, Reason);
 
-impl Regions for Case {
-    fn local(&self, raw: u64) -> Option<RegionView> {
-        find(&self.local.regions, raw)
+/// The regions of a case, and those that were asked for.
+pub(crate) struct Asked<'a> {
+    case: &'a Case,
+    /// Too few places for all, so that some must be looked up again.
+    known: [[Known; 2]; 2],
+    found: Vec<(Side, Known)>,
+}
+
+impl<'a> Asked<'a> {
+    pub(crate) fn of(case: &'a Case) -> Asked<'a> {
+        let known = [[Known::vacant(0), Known::vacant(1)]; 2];
+        Asked { case, known, found: Vec::new() }
     }
-    fn remote(&self, raw: u64) -> Option<RegionView> {
-        find(&self.remote.regions, raw)
+}
+
+impl Regions for Asked<'_> {
+    fn known(&self, side: Side) -> &[Known] {
+        &self.known[usize::from(side == Side::Remote)]
+    }
+
+    fn meet(&mut self, side: Side, raw: u64) -> Option<Known> {
+        let view = self.look_up(side, raw)?;
+        if side == Side::Remote && view.peer != self.case.wanted.peer {
+            return None;
+        }
+        let known = Known::of(raw, &view);
+        let places = &mut self.known[usize::from(side == Side::Remote)];
+        places[Known::place(raw, places.len())] = known;
+        self.found.push((side, known));
+        Some(known)
+    }
+
+    fn has_seams(&self) -> bool {
+        self.found.iter().any(|(_, known)| known.has_seams())
+    }
+
+    fn look_up(&self, side: Side, raw: u64) -> Option<RegionView> {
+        let list = if side == Side::Local { &self.case.local } else { &self.case.remote };
+        find(&list.regions, raw)
     }
 }
 
@@ -68,25 +102,35 @@ fn find(regions: &[Region], raw: u64) -> Option<RegionView> {
     regions.iter().find(|r| r.raw == raw).map(|r| r.view)
 }
 
-/// Keeps all that it is told.
+/// Keeps all ops, and has room for a few at a time only.
 #[derive(Default, Debug)]
 pub(crate) struct Log {
     pub ops: Vec<Op>,
-    pub told: Vec<(Side, u32, u32)>,
-    /// Slots told last, which the next ops must have.
-    current: [Option<u32>; 2],
 }
+
+/// Ops that a [`Log`] takes at once.
+const ROOM: usize = 7;
 
 impl OpSink for Log {
     fn push(&mut self, op: Op) -> Result<(), Full> {
-        assert_eq!(self.current, [Some(op.local_region), Some(op.remote_region)], "told late");
         self.ops.push(op);
         Ok(())
     }
-    fn region(&mut self, side: Side, slot: u32, generation: u32) -> Result<(), Full> {
-        self.current[usize::from(side == Side::Remote)] = Some(slot);
-        self.told.push((side, slot, generation));
-        Ok(())
+    fn room(&self) -> usize {
+        ROOM
+    }
+    fn extend(&mut self, most: usize, op: impl FnMut(usize) -> Option<Op>) -> usize {
+        assert!(most <= ROOM, "{most} ops at once");
+        let before = self.ops.len();
+        self.ops.extend((0..most).map_while(op));
+        self.ops.len() - before
+    }
+    fn last(&mut self, n: usize) -> &mut [Op] {
+        let from = self.ops.len().saturating_sub(n);
+        &mut self.ops[from..]
+    }
+    fn shorten(&mut self, n: usize) {
+        self.ops.truncate(self.ops.len() - n);
     }
 }
 
@@ -212,33 +256,22 @@ fn stretches(case: &Case, bytes: &[Byte]) -> Vec<u64> {
     lengths
 }
 
-/// What the sink must have been told, and the number of region runs, from the bytes.
-fn region_calls(case: &Case, bytes: &[Byte]) -> (Vec<(Side, u32, u32)>, u64) {
-    let generation = |list: &List, slot| {
-        list.regions.iter().find(|r| r.view.slot == slot).map_or(0, |r| r.view.generation)
-    };
-    let (mut told, mut runs, mut last) = (Vec::new(), 0, (None, None));
-    for b in bytes {
-        let now = (Some(b.0), Some(b.2));
-        runs += u64::from(now != last);
-        if now.0 != last.0 {
-            told.push((Side::Local, b.0, generation(&case.local, b.0)));
-        }
-        if now.1 != last.1 {
-            told.push((Side::Remote, b.2, generation(&case.remote, b.2)));
-        }
-        last = now;
-    }
-    (told, runs)
+/// The regions that the bytes need.
+fn regions_used(bytes: &[Byte]) -> BTreeSet<(bool, u32)> {
+    bytes.iter().flat_map(|b| [(false, b.0), (true, b.2)]).collect()
 }
 
 /// Runs the code under test: `None` when a table is refused.
-fn build(case: &Case, log: &mut Log) -> Option<Result<Summary, PrepareError>> {
+fn build(
+    case: &Case,
+    asked: &mut Asked<'_>,
+    log: &mut Log,
+) -> Option<Result<Summary, PrepareError>> {
     if case.listed {
         let (Form::Flat(l), Form::Flat(r)) = (&case.local.form, &case.remote.form) else {
             panic!("a list without indices is flat");
         };
-        return Some(build_ops(Listed(l), Listed(r), case.wanted, case, log));
+        return Some(build_ops(Listed(l), Listed(r), case.wanted, asked, log));
     }
     let mut ends = [Vec::new(), Vec::new()];
     let mut shapes = [Shape::default(); 2];
@@ -258,19 +291,20 @@ fn build(case: &Case, log: &mut Log) -> Option<Result<Summary, PrepareError>> {
     let table = |s: usize| {
         let list: &List = [&case.local, &case.remote][s];
         match &list.form {
-            Form::Flat(descs) => Table::Flat(descs),
+            Form::Flat(descs) => Table::flat(descs),
             Form::Strided(parts) => Table::Strided(Strided::new(parts, &ends[s], shapes[s])),
         }
     };
     let (l, r) = (table(0), table(1));
     let (li, ri) = (&case.local.indices, &case.remote.indices);
-    Some(build_indexed((l, li), (r, ri), case.wanted, case, log))
+    Some(build_indexed((l, li), (r, ri), case.wanted, asked, log))
 }
 
 /// Compares the code under test with the reference.
 pub(crate) fn check(case: &Case) -> Outcome {
     let mut log = Log::default();
-    let Some(got) = build(case, &mut log) else { return Outcome::Table };
+    let mut asked = Asked::of(case);
+    let Some(got) = build(case, &mut asked, &mut log) else { return Outcome::Table };
     let bytes = match reference(case) {
         Err((pair, side, reason)) => {
             let want = PrepareError { status: reason.status(), pair, side, reason };
@@ -304,11 +338,16 @@ pub(crate) fn check(case: &Case) -> Outcome {
     }
     assert_eq!(moved, bytes, "bytes go elsewhere");
     let fewest: u64 = stretches(case, &bytes).iter().map(|n| n.div_ceil(limit)).sum();
-    let (told, region_runs) = region_calls(case, &bytes);
-    let want = Summary { ops: fewest, bytes: bytes.len() as u64, region_runs };
+    let want = Summary { ops: fewest, bytes: bytes.len() as u64 };
     assert_eq!(summary, want);
     assert_eq!(log.ops.len() as u64, fewest);
-    assert_eq!(log.told, told);
+    let slot = |(side, known): &(Side, Known)| {
+        let list = if *side == Side::Local { &case.local } else { &case.remote };
+        let region = list.regions.iter().find(|r| r.raw == known.raw()).expect("a region");
+        (*side == Side::Remote, region.view.slot)
+    };
+    let asked: BTreeSet<_> = asked.found.iter().map(slot).collect();
+    assert_eq!(asked, regions_used(&bytes), "regions found that no op needs, or the reverse");
     Outcome::Built(summary, log.ops)
 }
 

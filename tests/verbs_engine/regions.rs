@@ -218,3 +218,153 @@ fn a_forged_region_ends_in_a_remote_access_error() {
     drop(pair);
     fake.is_empty();
 }
+
+/// Ranges of one call that touch or overlap: one registration on each NIC, and a peer reaches all
+/// of it and not a byte beside it.
+#[test]
+fn ranges_given_together_are_registered_together_where_they_touch() {
+    let fake = alone!(8, &twins(4));
+    let mut pair = Pair::twins(4, MIB, |_| {});
+    let (before, mem) = (fake.get("live.mr"), Memory::new(16 << 12));
+    let at = |offset: u64| mem.base() + offset;
+    // Two that touch, one over both; one far away, one inside of that, one a byte behind it.
+    let ranges = [(8192, 4096), (100, 8092), (8000, 5000), (40_000, 77), (40_001, 5), (40_078, 9)]
+        .map(|(from, len)| (at(from), len));
+    let handles = pair.b.e.register_list(&ranges, 0).unwrap();
+    assert_eq!([handles[0], handles[0], handles[3]], [handles[1], handles[2], handles[4]]);
+    assert_ne!(handles[0], handles[3]);
+    assert_ne!(handles[3], handles[5]);
+    assert_eq!(fake.get("live.mr") - before, 3 * 4, "one registration a NIC for each");
+    let parts = [
+        (handles[0].raw(), 100u64, 13_000u64),
+        (handles[3].raw(), 40_000, 40_077),
+        (handles[5].raw(), 40_078, 40_087),
+    ];
+    for (region, from, to) in parts {
+        pair.b.region = region;
+        let blob = pair.b.blob();
+        pair.far = pair.a.e.region_import(pair.peer, &blob).unwrap().raw();
+        let move_ = |pair: &Pair, direction, from: u64, len: u64, far: u64| {
+            let near = [Desc { addr: pair.a.mem.base(), len, dev: 0, region: pair.a.region }];
+            let far = [Desc { addr: at(from), len, dev: 0, region: far }];
+            let t = pair.a.e.prepare_descs(direction, pair.peer, &near, &far).unwrap().raw();
+            let end = pair.a.e.post(t, None).and_then(|_| finish(&pair.a.e, t));
+            pair.a.e.release(t).unwrap();
+            end
+        };
+        for direction in BOTH {
+            let (own, mut far) = (pair.a.mem.fill(11), mem.fill(12));
+            assert_eq!(move_(&pair, direction, from, to - from, pair.far), Ok(Status::Ok));
+            let n = (to - from) as usize;
+            if direction == Direction::Write {
+                far[from as usize..to as usize].copy_from_slice(&own[..n]);
+            } else {
+                same(&pair.a.mem.copy()[..n], &far[from as usize..to as usize], direction, "here");
+            }
+            same(&mem.copy(), &far, direction, "there");
+        }
+        // A blob that promises a byte more on either side is refused by the NIC.
+        let mut wide = kvrail::host::blob::RegionBlob::decode(&blob).unwrap();
+        (wide.base, wide.len) = (wide.base - 1, wide.len + 2);
+        let wide = wide.encode().unwrap();
+        for beside in [from - 1, to] {
+            let far = pair.a.e.region_import(pair.peer, &wide).unwrap().raw();
+            let was = mem.fill(13);
+            let end = move_(&pair, Direction::Write, beside, 1, far);
+            assert_eq!(end.unwrap_err().status, Status::RemoteAccess, "byte {beside}");
+            same(&mem.copy(), &was, Direction::Write, "there");
+            reconnect(&pair);
+            pair.a.e.region_forget(far).unwrap();
+        }
+        pair.b.e.deregister(region, false).unwrap();
+    }
+    drop(pair);
+    fake.is_empty();
+}
+
+#[test]
+fn ranges_given_together_are_all_registered_or_none() {
+    let fake = alone!(4, "");
+    let e = Engine::new(config("a", &nics(0..4))).unwrap();
+    let mem = Memory::new(MIB);
+    let before = fake.live();
+    let apart = |n: u64| (0..n).map(|i| (mem.base() + 8192 * i, 4096)).collect::<Vec<_>>();
+    for (rail, nth) in [(0, 1), (2, 3), (3, 5)] {
+        fake.set(&format!("fake{rail}.fail.reg_mr={nth}:EIO"));
+        let err = e.register_list(&apart(5), 0).unwrap_err();
+        assert_eq!(err.status, Status::Os, "{err}");
+        assert!(err.message.contains("20480 bytes on fake"), "{err}");
+        assert_eq!((fake.live(), e.info().regions), (before.clone(), 0), "{rail} {nth}");
+    }
+    // 64 fit.
+    let held = e.register_list(&apart(60), 0).unwrap();
+    let err = e.register_list(&apart(5), 0).unwrap_err();
+    assert_eq!(err.status, Status::Capacity, "{err}");
+    assert_eq!((fake.get("live.mr") - before[1].1, e.info().regions), (240, 60));
+    let err = e.register_list(&[(mem.base(), 1), (0, 5)], 0).unwrap_err();
+    assert_eq!((err.status, e.info().regions), (Status::Invalid, 60), "{err}");
+    assert_eq!(e.register_list(&[], 0), Ok(vec![]));
+    held.iter().for_each(|r| e.deregister(r.raw(), false).unwrap());
+    assert_eq!(fake.live(), before);
+    drop(e);
+    fake.is_empty();
+}
+
+/// Four NICs take the time of one: each is asked while the others still pin.
+#[test]
+fn nics_register_at_the_same_time() {
+    let fake = alone!(4, "*.reg_us=20000");
+    let e = Engine::new(config("a", &nics(0..4))).unwrap();
+    let mem = Memory::new(MIB);
+    // Threads may begin late, on a machine that is busy, but not every time.
+    crate::fake::wait(
+        || {
+            let r = e.register(mem.base(), MIB as u64, 0).unwrap();
+            e.deregister(r.raw(), false).unwrap();
+            fake.get("reg_most") == 4
+        },
+        || format!("at most {} NICs register at a time", fake.get("reg_most")),
+    );
+    drop(e);
+    fake.is_empty();
+}
+
+/// Memory above 4 GiB: no registration is that long, and bytes cross the seams.
+#[test]
+fn large_regions_are_registered_in_pieces_below_4_gib() {
+    let fake = alone!(4, &twins(2));
+    let mut pair = Pair::twins(2, MIB, |_| {});
+    let before = fake.get("live.mr");
+    let len = (4u64 << 30) + 8192;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let rw = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping; few of its pages are touched.
+    let at = unsafe { libc::mmap(core::ptr::null_mut(), len as usize, rw, kind, -1, 0) };
+    assert_ne!(at, libc::MAP_FAILED);
+    let region = pair.b.e.register(at as u64, len, 0).unwrap().raw();
+    assert_eq!(fake.get("live.mr") - before, 3 * 2, "pieces on two NICs");
+    assert!(fake.get("mr_longest") < 4 << 30, "{}", fake.get("mr_longest"));
+    (pair.b.region, pair.rng) = (region, Rng::new());
+    let far = pair.a.e.region_import(pair.peer, &pair.b.blob()).unwrap().raw();
+    for seam in [2u64 << 30, 4 << 30] {
+        let own = pair.a.mem.fill(seam);
+        let near = [Desc { addr: pair.a.mem.base(), len: 9000, dev: 0, region: pair.a.region }];
+        let there = [Desc { addr: at as u64 + seam - 4500, len: 9000, dev: 0, region: far }];
+        for direction in [Direction::Write, Direction::Read] {
+            if direction == Direction::Read {
+                pair.a.mem.fill(1);
+            }
+            let t = pair.a.e.prepare_descs(direction, pair.peer, &near, &there).unwrap().raw();
+            assert_eq!(pair.a.e.transfer_info(t).unwrap().work_requests, 2, "cut at the seam");
+            pair.a.e.post(t, None).unwrap();
+            assert_eq!(finish(&pair.a.e, t), Ok(Status::Ok));
+            pair.a.e.release(t).unwrap();
+        }
+        same(&pair.a.mem.copy()[..9000], &own[..9000], Direction::Read, "here and back");
+    }
+    pair.b.e.deregister(region, false).unwrap();
+    drop(pair);
+    // SAFETY: mapped above; nothing has it registered any more.
+    unsafe { libc::munmap(at, len as usize) };
+    fake.is_empty();
+}

@@ -437,6 +437,13 @@ pub(crate) fn files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
+/// Bytes of this process in memory.
+pub(crate) fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap();
+    1024 * line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+}
+
 /// `KVRAIL_TEST_CYCLES` says how many.
 #[test]
 fn connects_transfers_and_joins_leave_nothing() {

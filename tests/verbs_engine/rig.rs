@@ -217,12 +217,18 @@ impl Pair {
     }
 
     pub(crate) fn prepare(&self, direction: Direction, pieces: &[Piece]) -> Result<u64> {
-        let near = |p: &Piece| Desc {
-            addr: self.a.mem.base() + p.here as u64,
-            len: p.len as u64,
-            dev: 0,
-            region: self.a.region,
-        };
+        self.prepare_at(direction, (self.a.region, self.a.mem.base()), pieces)
+    }
+
+    /// With a region of `a` that was registered at `base`.
+    pub(crate) fn prepare_at(
+        &self,
+        direction: Direction,
+        (region, base): (u64, u64),
+        pieces: &[Piece],
+    ) -> Result<u64> {
+        let near =
+            |p: &Piece| Desc { addr: base + p.here as u64, len: p.len as u64, dev: 0, region };
         let far = |p: &Piece| Desc {
             addr: self.b.mem.base() + p.there as u64,
             len: p.len as u64,

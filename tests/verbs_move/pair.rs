@@ -151,13 +151,28 @@ impl Default for Want {
 /// One lane, its device and memory.
 pub(crate) struct End {
     pub(crate) port: VerbsPort<'static>,
-    device: Device,
+    pub(crate) device: Device,
     memory: &'static mut [u8],
+    base: u64,
     mr: Option<Mr>,
 }
 
+/// The memory of an end: its bytes as this process sees them, the address that ops give the first
+/// of them, and the registration.
+pub(crate) type Memory = (&'static mut [u8], u64, Mr);
+
+/// Memory of the host.
+fn host(device: &Device) -> Memory {
+    // The NIC writes to it: a whole number of pages, and of this test alone.
+    // SAFETY: leaked, and as long as was asked for.
+    let bytes = unsafe { core::slice::from_raw_parts_mut(block(BYTES).as_ptr(), BYTES) };
+    let base = bytes.as_ptr() as u64;
+    let mr = device.register(base, BYTES as u64, base, false);
+    (bytes, base, mr.unwrap_or_else(|e| panic!("{e}")))
+}
+
 impl End {
-    fn open(rail: &Rail, which: usize, want: Want) -> End {
+    fn open(rail: &Rail, which: usize, want: Want, lend: impl FnOnce(&Device) -> Memory) -> End {
         let name = &rail.ends[which];
         let ifindex = name.netdev.as_ref().map_or(0, |n| {
             let n = CString::new(n.as_str()).unwrap();
@@ -188,12 +203,9 @@ impl End {
         let mut arena = unsafe { Arena::over(block(measure.used()), measure.used()) };
         let handle = Some(device.handle());
         let port = VerbsPort::new(&mut arena, which as u32, 1, shape, handle).unwrap();
-        // The NIC writes to it: a whole number of pages, and of this test alone.
-        // SAFETY: leaked, and as long as was asked for.
-        let memory = unsafe { core::slice::from_raw_parts_mut(block(BYTES).as_ptr(), BYTES) };
-        let mr =
-            device.register(memory.as_ptr() as u64, BYTES as u64, memory.as_ptr() as u64, false);
-        End { port, device, memory, mr: Some(mr.unwrap_or_else(|e| panic!("{e}"))) }
+        let (memory, base, mr) = lend(&device);
+        assert_eq!(memory.len(), BYTES);
+        End { port, device, memory, base, mr: Some(mr) }
     }
 
     /// Closes the rail, and destroys its queue pair.
@@ -206,7 +218,7 @@ impl End {
     }
 
     pub(crate) fn base(&self) -> u64 {
-        self.memory.as_ptr() as u64
+        self.base
     }
 
     pub(crate) fn fill(&mut self, seed: u64) {
@@ -235,6 +247,7 @@ fn block(bytes: usize) -> NonNull<u8> {
 }
 
 /// The keys of region 0 of both; of any other a wrong one.
+#[derive(Clone, Copy)]
 struct TwoKeys {
     lkey: u32,
     rkey: u32,
@@ -243,6 +256,18 @@ struct TwoKeys {
 impl Keys for TwoKeys {
     fn remote(&self, _: u32) -> RemoteKey {
         RemoteKey::default()
+    }
+
+    fn on_host(&self, _: u32) -> bool {
+        true
+    }
+
+    fn whole_lkey(&self, index: u32, lane: u32) -> Option<u32> {
+        self.lkey(index, lane, 0)
+    }
+
+    fn whole_rkey(&self, index: u32, rail: u32) -> Option<u32> {
+        self.rkey(index, rail, 0)
     }
 
     fn lkey(&self, index: u32, _: u32, _: u64) -> Option<u32> {
@@ -267,7 +292,17 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn connect(rail: &Rail, want: Want) -> Pair {
-        let (a, b) = (End::open(rail, 0, want), End::open(rail, 1, want));
+        Pair::over(rail, want, host, host)
+    }
+
+    /// Over memory that the caller lends, of both ends.
+    pub(crate) fn over(
+        rail: &Rail,
+        want: Want,
+        a: impl FnOnce(&Device) -> Memory,
+        b: impl FnOnce(&Device) -> Memory,
+    ) -> Pair {
+        let (a, b) = (End::open(rail, 0, want, a), End::open(rail, 1, want, b));
         let mut pair = Pair { a, b, want, first: 0, next: 0, next_b: 0 };
         pair.reconnect();
         pair

@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 
 use kvrail::engine::arena::{Arena, BLOCK_ALIGN};
-use kvrail::nic::verbs::{Device, Open, Path, Qp, QpKind, Shape, VerbsPort};
+use kvrail::nic::verbs::{Device, Open, Path, Qp, QpKind, Shape, VerbsPort, LANDINGS};
 use kvrail::nic::{Batch, Completion, Keys, Port, PostError, RemoteKey, WrStatus};
 use kvrail::table::{Direction, Op};
 
@@ -39,8 +39,15 @@ pub(crate) fn path() -> Path {
     }
 }
 
+/// Local regions from here on are of a device.
+pub(crate) const LATE: u32 = 50;
+
+pub(crate) fn own_rkey(index: u32, lane: u32) -> u32 {
+    300_000 + index * 100 + lane
+}
+
 /// Keys that tell region, lane or rail, and piece; some are withheld.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct TestKeys {
     pub(crate) no_local: Option<u32>,
     pub(crate) no_remote: Option<u32>,
@@ -53,6 +60,18 @@ impl Keys for TestKeys {
         RemoteKey::default()
     }
 
+    fn on_host(&self, _: u32) -> bool {
+        true
+    }
+
+    fn whole_lkey(&self, index: u32, lane: u32) -> Option<u32> {
+        self.lkey(index, lane, 0)
+    }
+
+    fn whole_rkey(&self, index: u32, rail: u32) -> Option<u32> {
+        self.seam.map_or_else(|| self.rkey(index, rail, 0), |_| None)
+    }
+
     fn lkey(&self, index: u32, lane: u32, _: u64) -> Option<u32> {
         (self.no_local != Some(index)).then_some(100_000 + index * 100 + lane)
     }
@@ -60,6 +79,14 @@ impl Keys for TestKeys {
     fn rkey(&self, index: u32, rail: u32, addr: u64) -> Option<u32> {
         let piece = u32::from(self.seam.is_some_and(|s| addr >= s));
         (self.no_remote != Some(index)).then_some(200_000 + index * 1000 + rail * 10 + piece)
+    }
+
+    fn lands_late(&self, index: u32) -> bool {
+        index >= LATE
+    }
+
+    fn own_rkey(&self, index: u32, lane: u32, _: u64) -> Option<u32> {
+        Some(own_rkey(index, lane))
     }
 }
 
@@ -105,6 +132,15 @@ impl Rig {
         qp.raise(&self.device, &path()).unwrap();
         self.qp[p as usize] = qp.number();
         self.port.connect(p, qp, p + 1, max_msg);
+    }
+
+    /// Gives peer `p` a loopback queue pair. Its number.
+    pub(crate) fn loop_back(&mut self, p: u32) -> u32 {
+        let qp = self.device.create_qp(QpKind::Loopback { depth: LANDINGS as u32 }).unwrap();
+        let number = qp.number();
+        qp.raise(&self.device, &Path { remote_qpn: number, ..path() }).unwrap();
+        assert!(self.port.loop_back(p, qp).is_none());
+        number
     }
 
     pub(crate) fn post(

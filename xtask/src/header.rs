@@ -14,8 +14,8 @@ const WIDTH: usize = 100;
 
 /// The order of the header.
 const SOURCES: &[&str] = &[
-    "types", "error", "config", "engine", "peer", "region", "table", "transfer", "notify", "event",
-    "log",
+    "types", "error", "config", "engine", "peer", "region", "devmem", "cuda", "table", "transfer",
+    "notify", "event", "log",
 ];
 
 const CHAPTERS: &str = "\

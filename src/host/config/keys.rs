@@ -270,6 +270,11 @@ pub(super) const KEYS: &[Key] = &[
             },
         ),
     },
+    Key {
+        name: "devmem",
+        help: "VRAM of NIXL about which nothing is said: auto, none (peer-memory module), cuda",
+        slot: Slot::Text(|c| &mut c.devmem, devmem),
+    },
     number_key(
         "sq_depth",
         "work requests in flight on one rail, 8..=16384; capped by the NIC; unused by local",
@@ -360,6 +365,13 @@ fn transport(text: &str) -> Result<(), String> {
     match text {
         "auto" | "verbs" | "local" => Ok(()),
         _ => Err(String::from("auto, verbs or local")),
+    }
+}
+
+fn devmem(text: &str) -> Result<(), String> {
+    match text {
+        "auto" | "none" | "cuda" => Ok(()),
+        _ => Err(String::from("auto, none or cuda")),
     }
 }
 

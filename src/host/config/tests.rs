@@ -34,6 +34,7 @@ fn defaults_are_those_of_the_c_abi_and_pass_the_check() {
     assert_eq!((c.traffic_class, c.service_level, c.rail_timeout_ms), (0, 0, 500));
     assert_eq!((c.keepalive_ms, c.link_debounce_ms, c.peer_timeout_ms), (1000, 1000, 4000));
     assert_eq!((c.device_id, c.numa_node, c.nics.as_str(), c.rbln_ctx_ptr), (0, -1, "", 0));
+    assert_eq!(c.devmem, "auto");
     assert!(c.progress_thread);
 }
 
@@ -62,6 +63,7 @@ fn every_field_has_a_key() {
         let value = match k.name {
             "name" => "decode-0",
             "transport" => "local",
+            "devmem" => "cuda",
             "listen_ip" => "10.0.0.1",
             "port" => "7000-7010",
             "progress_thread" | "stripe_width" => "0",
@@ -181,6 +183,13 @@ fn flags_pointers_names_and_transports() {
     assert!(refused("name", &"n".repeat(256)).contains("this has 256"));
     refused("name", "a\0b");
     assert!(refused("transport", "tcp").contains("auto, verbs or local"));
+    for text in ["auto", "none", "cuda"] {
+        c.set("devmem", text).unwrap();
+        assert_eq!(c.devmem, text);
+    }
+    assert!(
+        refused("devmem", "CUDA").contains("`CUDA` is not allowed; allowed: auto, none or cuda")
+    );
     // 7 means for ever, for RNR by the specification and for both on Soft-RoCE.
     refused("retry", "7");
     refused("rnr_retry", "7");
@@ -276,9 +285,14 @@ fn the_environment_sets_parameters_and_leaves_others_alone() {
             ("KVRAIL_STATS", "1"),
             ("KVRAIL_SYSROOT", "/x"),
             ("KVRAIL_IBVERBS", "x"),
+            ("KVRAIL_LIBCUDA", "x"),
             ("KVRAIL_PLUGIN_DIR", "x"),
             ("KVRAIL_TEST_X", "x"),
             ("KVRAIL_DEMO_Y", "x"),
+            ("KVRAIL_VLLM_VENV", "x"),
+            ("KVRAIL_RBLN_WHEEL", "x"),
+            ("KVRAIL_DRIVE_LOG", "x"),
+            ("KVRAIL_FAKEVERBS", "x"),
             ("KVRAIL_MAX_PEERS", ""),
             ("PATH", "/bin"),
             ("kvrail_rails", "9"),

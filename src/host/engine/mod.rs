@@ -34,8 +34,6 @@ pub struct Engine {
     listen: String,
     forks: u32,
     limbo: Mutex<Limbo>,
-    /// Regions that a NIC did not let go of, and why.
-    reachable: Mutex<HashMap<u64, String>>,
 }
 
 /// Regions that were withdrawn and may still be in use, by their raw handles. Their slots stay
@@ -162,7 +160,6 @@ impl Engine {
             listen,
             forks,
             limbo: Mutex::default(),
-            reachable: Mutex::default(),
         };
         let control = Control::new(shared.clone(), listeners);
         engine.spawn("kvrail-ctl", move || control.run())?;
@@ -271,5 +268,6 @@ impl Drop for Engine {
             // Devices are closed after what was made from them is gone.
             rails.graves.wait();
         }
+        self.give_keys_back();
     }
 }

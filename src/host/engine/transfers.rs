@@ -83,13 +83,12 @@ impl Engine {
         let status =
             status.map_err(|s| self.post_error(transfer, s, notif.map_or(0, <[u8]>::len)))?;
         let ns = start.elapsed().as_nanos() as u64;
-        shared.core.set_post_ns(transfer, ns);
-        if let Ok(info) = shared.core.info(transfer) {
+        if let Ok((descriptors, work_requests, bytes)) = shared.core.posted(transfer, ns) {
             let add = |to: &AtomicU64, n| to.fetch_add(n, Ordering::Relaxed);
             add(&shared.counts.posted, 1);
-            add(&shared.counts.descriptors, info.descriptors);
-            add(&shared.counts.work_requests, info.work_requests);
-            add(&shared.counts.bytes, info.bytes);
+            add(&shared.counts.descriptors, descriptors);
+            add(&shared.counts.work_requests, work_requests);
+            add(&shared.counts.bytes, bytes);
             add(&shared.counts.post_ns, ns);
         }
         self.answer(transfer, status)

@@ -128,8 +128,8 @@ impl<'m> LocalPort<'m> {
     }
 
     fn report(&mut self, peer: u32, wr: u32, status: WrStatus, vendor: u32) {
-        // The engine polls after every post, so there is room; a lost report would be a hang, so it
-        // is checked.
+        // The engine polls before every post but a small transfer's own, so two at most are here;
+        // a lost report would be a hang, so it is checked.
         let pushed = self.done.push_back(Completion { peer, wr, status, vendor });
         debug_assert!(pushed.is_ok());
     }
@@ -175,9 +175,15 @@ impl Port for LocalPort<'_> {
         let Some(to) = self.peers.get(batch.peer as usize).copied().flatten() else {
             return Err((0, PostError::Rail));
         };
-        // Enter the regions first; the batch ends before the first that was withdrawn.
-        let (mut region, mut entered) = (None, 0);
+        // Enter the regions first; the batch ends before the first that was withdrawn, and before
+        // the first op whose local address is a device's: something else lies there in this
+        // process.
+        let (mut region, mut entered, mut device) = (None, 0, false);
         for op in batch.ops {
+            device = !batch.keys.on_host(op.local_region);
+            if device {
+                break;
+            }
             if region != Some(op.remote_region) {
                 let key = batch.keys.remote(op.remote_region);
                 if !to.enter(key.slot, key.generation) {
@@ -203,6 +209,7 @@ impl Port for LocalPort<'_> {
         let at = batch.first_wr.wrapping_add(copied.ops);
         match copied.stopped {
             Some((status, vendor)) => self.report(batch.peer, at, status, vendor),
+            None if device => self.report(batch.peer, at, WrStatus::LocalAccess, 0),
             None if entered < batch.ops.len() => {
                 let status =
                     if to.is_alive() { WrStatus::RemoteAccess } else { WrStatus::RailError };

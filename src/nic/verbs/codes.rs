@@ -8,7 +8,7 @@ use crate::nic::WrStatus;
 use crate::table::Op;
 
 /// Most bytes that a flush reads back.
-const FLUSH: u32 = 8;
+pub(super) const FLUSH: u32 = 8;
 
 // A peer's slot fits its part of a `wr_id`.
 const _: () = assert!(MAX_PEERS <= 1 << 16);

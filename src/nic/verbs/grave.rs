@@ -12,9 +12,10 @@ pub(super) struct Graves<'m> {
 }
 
 impl<'m> Graves<'m> {
-    /// As many as there are rails, since all may break at a time.
+    /// Two for each rail (data, loopback), since all may break at a time.
     pub(super) fn new(arena: &mut Arena<'m>, rails: u32) -> Option<Graves<'m>> {
-        Some(Graves { list: arena.array(rails as usize, |_| None)?, len: 0 })
+        let most = (rails as usize).checked_mul(2)?;
+        Some(Graves { list: arena.array(most, |_| None)?, len: 0 })
     }
 
     /// Ends a queue pair, of whose pointer nobody keeps a copy. True: nothing that it carried

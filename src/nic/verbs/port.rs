@@ -12,15 +12,18 @@
 //!   behind it, a *marker* is owed, and posted as soon as the provider takes it: a flush READ, or a
 //!   WRITE of nothing.
 
+mod loopback;
+mod proof;
+
 use core::fmt;
-use core::ptr::null_mut;
 
 use rdma_core_sys::*;
 
-use super::build::{build, link, Built, Limits, Stop};
+use super::build::{build, Built, Limits, Stop};
 use super::codes::{classify, nothing, split, tag, vendor, written};
 use super::device::Handle;
 use super::grave::Graves;
+use super::list::{List, Posted};
 use super::qp::Qp;
 use super::rail::{Owed, Proof, Rail, Span, Written};
 use super::shape::Shape;
@@ -34,6 +37,9 @@ const TAKE: usize = 32;
 /// Claims that keep the wire busy: with four of 1 MiB, 400 Gbit/s have 84 us of work.
 const WINDOW_CLAIMS: u64 = 4;
 
+use loopback::Landing;
+pub use loopback::LANDINGS;
+
 /// One lane of the verbs driver.
 ///
 /// It owns the queue pairs that it was given until [`Port::close`] ends them; then they are to be
@@ -42,13 +48,16 @@ pub struct VerbsPort<'m> {
     lane: u32,
     shape: Shape,
     device: Option<Handle>,
-    wrs: &'m mut [ibv_send_wr],
-    sges: &'m mut [ibv_sge],
+    list: List<'m>,
     taken: &'m mut [ibv_wc],
     rails: &'m mut [Rail],
     /// A ring for each rail.
     spans: &'m mut [Span],
     ring: usize,
+    /// [`LANDINGS`] for each rail.
+    landings: &'m mut [Landing],
+    /// Memory may be registered here where READs land late.
+    device_memory: bool,
     /// Completions in `taken` that were not looked at: from `at` to `end`.
     at: usize,
     end: usize,
@@ -80,16 +89,6 @@ impl fmt::Debug for VerbsPort<'_> {
 // any thread, one at a time, which the token sees to.
 unsafe impl Send for VerbsPort<'_> {}
 
-/// How a post of a list ended.
-struct Posted {
-    /// Work requests that are in flight now, from the first on.
-    wrs: usize,
-    /// Why not all.
-    failed: Option<PostError>,
-    /// The provider did not say which: any of them may be in flight.
-    unknown: bool,
-}
-
 impl<'m> VerbsPort<'m> {
     /// Lane `lane` for `peers` peers. Without a device it can only be measured. `None`: the arena
     /// is too small.
@@ -115,12 +114,13 @@ impl<'m> VerbsPort<'m> {
             lane,
             shape,
             device,
-            wrs: arena.array(wrs, |_| ibv_send_wr::zeroed())?,
-            sges: arena.array(wrs, |_| ibv_sge::zeroed())?,
+            list: List::new(arena, wrs)?,
             taken: arena.array(TAKE, |_| ibv_wc::zeroed())?,
             rails: arena.array(peers as usize, |_| Rail::new())?,
             spans: arena.array((peers as usize).checked_mul(ring)?, |_| Span::NONE)?,
             ring,
+            landings: arena.array((peers as usize).checked_mul(LANDINGS)?, |_| Landing::NONE)?,
+            device_memory: false,
             at: 0,
             end: 0,
             in_flight: 0,
@@ -142,50 +142,6 @@ impl<'m> VerbsPort<'m> {
         };
         r.sges = qp.granted().sges.min(self.shape.sges).max(1);
         (r.qp, r.rail, r.max_msg) = (Some(qp), rail, max_msg);
-    }
-
-    /// Sends a WRITE of nothing to `peer`, whose NIC acknowledges it. The first proves the rail;
-    /// later ones keep it alive: if one fails, the rail is reported broken. False: the rail cannot
-    /// take it now.
-    pub fn prove(&mut self, peer: u32) -> bool {
-        let free = self.free();
-        let Some(rail) = self.rails.get_mut(peer as usize) else { return false };
-        if rail.proving {
-            return true;
-        }
-        let ring = ring_of(self.spans, self.ring, peer);
-        let room = rail.free() > 0 && free > 0 && rail.span_room(ring) > 0;
-        let (number, tag) = (rail.next, tag(rail.epoch, peer));
-        let Some(qp) = rail.usable().filter(|_| room).map(Qp::pointer) else { return false };
-        nothing(&mut self.wrs[0], tag | u64::from(number));
-        let posted = self.post_list(qp.as_ptr(), 1);
-        let rail = &mut self.rails[peer as usize];
-        if let Some(why) = posted.failed {
-            if why == PostError::Rail {
-                (rail.broken, rail.proof) = (true, Proof::Bad);
-            }
-            return false;
-        }
-        rail.proving = true;
-        let ring = ring_of(self.spans, self.ring, peer);
-        rail.push(ring, Span { number, last: 0, wrs: 1, proof: true });
-        rail.in_flight += 1;
-        self.in_flight += 1;
-        true
-    }
-
-    /// Whether the rail to `peer` works: `None` as long as its first proof is on the way.
-    pub fn proof(&self, peer: u32) -> Option<bool> {
-        match self.rails.get(peer as usize)?.proof {
-            Proof::Unknown => None,
-            Proof::Good => Some(true),
-            Proof::Bad => Some(false),
-        }
-    }
-
-    /// True while a proof is on its way to `peer`.
-    pub fn is_proving(&self, peer: u32) -> bool {
-        self.rails.get(peer as usize).is_some_and(|r| r.proving)
     }
 
     /// Work requests in flight on the rail to `peer`.
@@ -211,69 +167,60 @@ impl<'m> VerbsPort<'m> {
         entries.saturating_sub(self.in_flight).saturating_sub(self.ghosts)
     }
 
-    /// Posts the first `n` work requests as one list.
-    fn post_list(&mut self, qp: *mut ibv_qp, n: usize) -> Posted {
-        let first = link(self.wrs, self.sges, n);
-        let mut bad = null_mut();
-        // SAFETY: V22 and V24: the rail's own queue pair, and a list in the port's own arrays,
-        // which the provider has copied when it returns. The memory that it names is registered
-        // and held by the claim.
-        let e = unsafe { post_send(qp, first, &raw mut bad) };
-        if e == 0 {
-            return Posted { wrs: n, failed: None, unknown: false };
-        }
-        // -1 and `errno`, of older providers.
-        let e = if e < 0 { errno() } else { e };
-        let offset = (bad as usize).wrapping_sub(first as usize);
-        let wrs = offset / size_of::<ibv_send_wr>();
-        if bad.is_null() || wrs >= n || !offset.is_multiple_of(size_of::<ibv_send_wr>()) {
-            return Posted { wrs: 0, failed: Some(PostError::Rail), unknown: true };
-        }
-        let why = if e == libc::ENOMEM { PostError::Full } else { PostError::Rail };
-        Posted { wrs, failed: Some(why), unknown: false }
-    }
-
-    /// Signals READs, or appends the flush to WRITEs. How many there are to post, and what a WRITE
-    /// wrote last.
-    fn finish<K: Keys>(&mut self, batch: &Batch<'_, K>, built: &Built, room: usize) -> usize {
-        let n = built.wrs;
+    /// Signals READs, or appends the flush to WRITEs.
+    fn finish<K: Keys>(
+        &mut self,
+        batch: &Batch<'_, K>,
+        built: &Built,
+        signals: impl Iterator<Item = usize>,
+    ) {
         match batch.direction {
             Direction::Read => {
-                // The last one's span is kept free.
-                let mut left = room - 1;
-                let every = self.shape.signal_every as usize;
-                for (i, wr) in self.wrs.iter_mut().take(n).enumerate() {
-                    let due = (i + 1).is_multiple_of(every) && left > 0;
-                    if due || i + 1 == n {
-                        wr.send_flags = IBV_SEND_SIGNALED;
-                        left -= usize::from(due && i + 1 < n);
-                    }
+                for i in signals {
+                    self.list.wr(i).send_flags = IBV_SEND_SIGNALED;
                 }
-                n
             }
             Direction::Write => {
+                let n = built.wrs;
                 let last = batch.first_wr.wrapping_add(built.ops as u32).wrapping_sub(1);
                 let rail = &self.rails[batch.peer as usize];
-                let (id, rkey) = (tag(rail.epoch, batch.peer) | u64::from(last), self.rkey(n - 1));
+                let id = tag(rail.epoch, batch.peer) | u64::from(last);
+                let rkey = self.rkey(n - 1);
                 let written = written(&batch.ops[built.ops - 1], rkey);
                 self.flush(n, built.sges, id, written);
-                n + 1
             }
         }
+    }
+
+    /// Which of `n` work requests are signalled, with room for `room` spans: of READs one in each
+    /// `signal_every`, and the last; of WRITEs the flush behind them.
+    fn signals(
+        &self,
+        direction: Direction,
+        n: usize,
+        room: usize,
+    ) -> impl Iterator<Item = usize> + Clone + use<> {
+        let every = match direction {
+            Direction::Read => self.shape.signal_every as usize,
+            Direction::Write => n,
+        };
+        // The last one's span is kept free; it has as many before it as the others at least.
+        let between = (every - 1..n.saturating_sub(every)).step_by(every).take(room - 1);
+        between.chain(core::iter::once(n - 1))
     }
 
     /// The remote key of a work request that was built.
-    fn rkey(&self, wr: usize) -> u32 {
+    fn rkey(&mut self, wr: usize) -> u32 {
         // SAFETY: V24: `build` wrote this field of the union.
-        unsafe { self.wrs[wr].wr.rdma.rkey }
+        unsafe { self.list.wr(wr).wr.rdma.rkey }
     }
 
     /// Makes work request `at` a signalled READ of the end of what was written.
     fn flush(&mut self, at: usize, sge: usize, id: u64, from: Written) {
         let Some(device) = self.device else { return };
         let (addr, lkey) = (device.scratch, device.scratch_lkey);
-        self.sges[sge] = ibv_sge { addr, length: from.len, lkey };
-        let wr = &mut self.wrs[at];
+        *self.list.sge(sge) = ibv_sge { addr, length: from.len, lkey };
+        let wr = self.list.wr(at);
         (wr.wr_id, wr.num_sge) = (id, 1);
         (wr.opcode, wr.send_flags) = (IBV_WR_RDMA_READ, IBV_SEND_SIGNALED);
         let rdma = ibv_send_wr_rdma { remote_addr: from.at, rkey: from.rkey };
@@ -286,6 +233,7 @@ impl<'m> VerbsPort<'m> {
         batch: &Batch<'_, K>,
         built: &Built,
         posted: &Posted,
+        signals: impl Iterator<Item = usize>,
     ) -> Result<(), (u32, PostError)> {
         let peer = batch.peer;
         // Ops before work request `i`.
@@ -298,20 +246,22 @@ impl<'m> VerbsPort<'m> {
                 all
             }
         };
+        let wrs = self.list.parts().0;
         let rail = &mut self.rails[peer as usize];
         let ring = ring_of(self.spans, self.ring, peer);
-        let mut silent = 0;
-        for i in 0..posted.wrs {
-            silent += 1;
-            let wr = &self.wrs[i];
-            if wr.send_flags & IBV_SEND_SIGNALED != 0 {
-                let number = wr.wr_id as u32;
-                let last = first_wr.wrapping_add(before(self.wrs, i + 1)).wrapping_sub(1);
-                rail.push(ring, Span { number, last, wrs: silent, proof: false });
-                silent = 0;
+        let mut settled = 0;
+        for i in signals {
+            // Only the post needed it.
+            wrs[i].send_flags = 0;
+            if i < posted.wrs {
+                let number = wrs[i].wr_id as u32;
+                let last = first_wr.wrapping_add(before(wrs, i + 1)).wrapping_sub(1);
+                rail.push(ring, Span { number, last, wrs: (i + 1 - settled) as u32, proof: false });
+                settled = i + 1;
             }
         }
-        let taken = before(self.wrs, posted.wrs);
+        let silent = (posted.wrs - settled) as u32;
+        let taken = before(wrs, posted.wrs);
         rail.next = first_wr.wrapping_add(taken);
         let mut count = posted.wrs as u32;
         if posted.unknown {
@@ -325,7 +275,7 @@ impl<'m> VerbsPort<'m> {
                 Direction::Read => None,
                 Direction::Write => Some({
                     // SAFETY: V24: `build` wrote this field of the union.
-                    let rkey = unsafe { self.wrs[posted.wrs - 1].wr.rdma.rkey };
+                    let rkey = unsafe { wrs[posted.wrs - 1].wr.rdma.rkey };
                     written(&batch.ops[taken as usize - 1], rkey)
                 }),
             };
@@ -366,9 +316,9 @@ impl<'m> VerbsPort<'m> {
         let Some(qp) = rail.usable().filter(|_| room).map(Qp::pointer) else { return Ok(()) };
         match owed.written {
             Some(written) => self.flush(0, 0, id, written),
-            None => nothing(&mut self.wrs[0], id),
+            None => nothing(self.list.wr(0), id),
         }
-        let posted = self.post_list(qp.as_ptr(), 1);
+        let posted = self.list.post(qp.as_ptr(), 1, 1);
         let rail = &mut self.rails[peer as usize];
         match posted.failed {
             None => {
@@ -389,7 +339,51 @@ impl<'m> VerbsPort<'m> {
         }
     }
 
-    /// Looks after the rails that owe a marker or have an op to refuse.
+    fn post_all<K: Keys>(&mut self, batch: &Batch<'_, K>) -> Result<(), (u32, PostError)> {
+        let peer = batch.peer;
+        if self.rails.get(peer as usize).is_none_or(|r| r.usable().is_none()) {
+            // Broken by a culprit that waits for a flush: it is told first, or it would go on.
+            let waits = self.rails.get(peer as usize).is_some_and(|r| r.echo.culprit.is_some());
+            return Err((0, if waits { PostError::Full } else { PostError::Rail }));
+        }
+        self.pay(peer).map_err(|_| (0, PostError::Rail))?;
+        let rail = &self.rails[peer as usize];
+        let room = rail.span_room(ring_of(self.spans, self.ring, peer));
+        let flush = u32::from(batch.direction == Direction::Write);
+        let wrs = rail.free().min(self.free()).saturating_sub(flush) as usize;
+        if rail.chores() > 0 || room == 0 || wrs == 0 {
+            return Err((0, PostError::Full));
+        }
+        let Some(qp) = rail.usable().map(Qp::pointer) else { return Err((0, PostError::Rail)) };
+        let most = self.shape.batch_ops as usize;
+        let limits = Limits {
+            wrs,
+            sges: rail.sges,
+            bytes: rail.max_msg,
+            lane: self.lane,
+            rail: rail.rail,
+            tag: tag(rail.epoch, peer),
+        };
+        self.list.aim(match batch.direction {
+            Direction::Read => IBV_WR_RDMA_READ,
+            Direction::Write => IBV_WR_RDMA_WRITE,
+        });
+        let (to, pieces) = self.list.parts();
+        let built = build(&mut to[..most], &mut pieces[..most], batch, &limits);
+        if built.wrs == 0 {
+            if let Stop::Refused(status) = built.stop {
+                self.refuse(peer, batch.first_wr, status);
+            }
+            return Ok(());
+        }
+        let n = built.wrs + flush as usize;
+        let signals = self.signals(batch.direction, n, room);
+        self.finish(batch, &built, signals.clone());
+        let posted = self.list.post(qp.as_ptr(), n, built.sges + flush as usize);
+        self.account(batch, &built, &posted, signals)
+    }
+
+    /// Looks after the rails that owe a marker or a flush, or have an op to refuse.
     fn look_after(&mut self) -> Option<Completion> {
         for peer in 0..self.rails.len() as u32 {
             if self.rails[peer as usize].chores() == 0 {
@@ -398,8 +392,13 @@ impl<'m> VerbsPort<'m> {
             if let Err(broken) = self.pay(peer) {
                 return Some(broken);
             }
+            if self.rails[peer as usize].echo.due {
+                if let Some(c) = self.flush_landings(peer) {
+                    return Some(c);
+                }
+            }
             let rail = &mut self.rails[peer as usize];
-            if rail.in_flight > 0 || rail.broken {
+            if rail.in_flight > 0 || rail.landings > 0 || rail.broken {
                 continue;
             }
             if let Some((wr, status)) = rail.refused.take() {
@@ -438,8 +437,7 @@ impl<'m> VerbsPort<'m> {
             return None;
         }
         if rail.qp.as_ref().is_none_or(|qp| qp.number() != wc.qp_num) {
-            self.strays += 1;
-            return None;
+            return self.echoed(wc, peer);
         }
         if rail.broken {
             // Flushed: the first error named the culprit.
@@ -456,7 +454,8 @@ impl<'m> VerbsPort<'m> {
             }
             // In an error only `wr_id`, status, queue pair and the vendor's code are written.
             let (status, vendor) = (classify(wc.status), vendor(wc));
-            return (!first).then_some(Completion { peer, wr: number, status, vendor });
+            let failed = Completion { peer, wr: number, status, vendor };
+            return if first { None } else { self.failed(failed) };
         }
         let Some((before, _)) = found else {
             self.strays += 1;
@@ -474,6 +473,9 @@ impl<'m> VerbsPort<'m> {
             }
         }
         let wr = done?;
+        if rail.landings > 0 {
+            return self.landed(peer, wr);
+        }
         Some(Completion { peer, wr, status: WrStatus::Success, vendor: 0 })
     }
 }
@@ -509,39 +511,10 @@ impl Port for VerbsPort<'_> {
     }
 
     fn post<K: Keys>(&mut self, batch: &Batch<'_, K>) -> Result<(), (u32, PostError)> {
-        let peer = batch.peer;
-        if self.rails.get(peer as usize).is_none_or(|r| r.usable().is_none()) {
-            return Err((0, PostError::Rail));
+        if self.device_memory && batch.direction == Direction::Read {
+            return self.post_landings(batch);
         }
-        self.pay(peer).map_err(|_| (0, PostError::Rail))?;
-        let rail = &self.rails[peer as usize];
-        let room = rail.span_room(ring_of(self.spans, self.ring, peer));
-        let flush = u32::from(batch.direction == Direction::Write);
-        let wrs = rail.free().min(self.free()).saturating_sub(flush) as usize;
-        if rail.chores() > 0 || room == 0 || wrs == 0 {
-            return Err((0, PostError::Full));
-        }
-        let Some(qp) = rail.usable().map(Qp::pointer) else { return Err((0, PostError::Rail)) };
-        let most = self.shape.batch_ops as usize;
-        let limits = Limits {
-            wrs,
-            sges: rail.sges,
-            bytes: rail.max_msg,
-            lane: self.lane,
-            rail: rail.rail,
-            tag: tag(rail.epoch, peer),
-        };
-        let (to, pieces) = (&mut self.wrs[..most], &mut self.sges[..most]);
-        let built = build(to, pieces, batch, &limits);
-        if built.wrs == 0 {
-            if let Stop::Refused(status) = built.stop {
-                self.refuse(peer, batch.first_wr, status);
-            }
-            return Ok(());
-        }
-        let n = self.finish(batch, &built, room);
-        let posted = self.post_list(qp.as_ptr(), n);
-        self.account(batch, &built, &posted)
+        self.post_all(batch)
     }
 
     fn poll(&mut self) -> Option<Completion> {
@@ -574,11 +547,14 @@ impl Port for VerbsPort<'_> {
     fn close(&mut self, peer: u32) -> bool {
         let Some(rail) = self.rails.get_mut(peer as usize) else { return true };
         let Some(qp) = rail.qp.take() else { return true };
+        let echo = rail.echo.qp.take();
         self.in_flight = self.in_flight.saturating_sub(rail.in_flight);
         self.ghosts += rail.in_flight;
         self.chores -= rail.chores();
         rail.reset();
-        self.graves.end(qp)
+        // Both, whatever becomes of the first.
+        let ended = self.graves.end(qp);
+        echo.is_none_or(|qp| self.graves.end(qp)) && ended
     }
 }
 

@@ -33,6 +33,11 @@ pub enum QpKind {
         /// Wanted bytes that a work request may carry in itself.
         inline: u32,
     },
+    /// READs of this NIC's own memory, from itself: completions in the queue of data.
+    Loopback {
+        /// Wanted work requests in flight.
+        depth: u32,
+    },
     /// Messages: completions in the queue of messages.
     Mail {
         /// Wanted sends in flight.
@@ -52,7 +57,7 @@ pub struct Qp {
     raw: *mut ibv_qp,
     number: u32,
     cap: Granted,
-    data: bool,
+    access: ibv_access_flags,
 }
 
 // SAFETY: V21: libibverbs' objects may be used from any thread.
@@ -133,17 +138,27 @@ impl Device {
                 let depth = depth.saturating_add(EXTRA).clamp(2, facts.max_qp_wr);
                 (true, Granted { depth, receives: 0, sges: sges.clamp(1, facts.max_sge), inline })
             }
+            QpKind::Loopback { depth } => {
+                let depth = depth.clamp(1, facts.max_qp_wr);
+                (true, Granted { depth, receives: 0, sges: 1, inline: 0 })
+            }
             QpKind::Mail { send, recv, inline } => {
                 let (most, sges) = (facts.max_qp_wr, 1);
                 let (depth, receives) = (send.clamp(1, most), recv.clamp(1, most));
                 (false, Granted { depth, receives, sges, inline })
             }
         };
+        // What the other end may do; messages need no access from outside.
+        let access = match kind {
+            QpKind::Data { .. } => IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE,
+            QpKind::Loopback { .. } => IBV_ACCESS_REMOTE_READ,
+            QpKind::Mail { .. } => 0,
+        };
         let wanted = cap;
         let mut first = 0;
         loop {
             match self.try_create(data, cap) {
-                Ok(qp) => return Ok(qp),
+                Ok(qp) => return Ok(Qp { access, ..qp }),
                 Err(e) if first == 0 => first = e,
                 Err(_) => {}
             }
@@ -195,7 +210,7 @@ impl Device {
             sges: attr.cap.max_send_sge,
             inline: attr.cap.max_inline_data,
         };
-        Ok(Qp { verbs: self.verbs(), raw, number, cap, data })
+        Ok(Qp { verbs: self.verbs(), raw, number, cap, access: 0 })
     }
 }
 
@@ -224,12 +239,7 @@ impl Qp {
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
             port_num: device.port_number(),
-            // Messages need no access from outside.
-            qp_access_flags: if self.data {
-                IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE
-            } else {
-                0
-            },
+            qp_access_flags: self.access,
             ..ibv_qp_attr::zeroed()
         };
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;

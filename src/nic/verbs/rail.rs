@@ -1,7 +1,7 @@
 //! One rail as its port sees it: the queue pair, and what was posted to it and is not done.
 
 use super::qp::Qp;
-use crate::nic::WrStatus;
+use crate::nic::{Completion, WrStatus};
 
 /// A signalled work request in flight, and what its completion settles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,6 +49,28 @@ pub(super) enum Proof {
     Bad,
 }
 
+/// The queue pair by which a rail's NIC reads back what it wrote into a device's memory here, and
+/// what waits for that.
+#[derive(Debug)]
+pub(super) struct Echo {
+    pub(super) qp: Option<Qp>,
+    /// Flush READs in flight.
+    pub(super) asked: u32,
+    /// Last op that they speak for.
+    pub(super) upto: u32,
+    /// Last op that came in; not told as long as a flush must follow it.
+    pub(super) arrived: Option<u32>,
+    /// The failure behind `arrived`, which is told after it.
+    pub(super) culprit: Option<Completion>,
+    /// A flush must be posted, for which there was no room.
+    pub(super) due: bool,
+}
+
+impl Echo {
+    const NONE: Echo =
+        Echo { qp: None, asked: 0, upto: 0, arrived: None, culprit: None, due: false };
+}
+
 /// One rail.
 #[derive(Debug)]
 pub(super) struct Rail {
@@ -73,6 +95,10 @@ pub(super) struct Rail {
     pub(super) proof: Proof,
     /// A proof is in flight.
     pub(super) proving: bool,
+    /// Registrations that READs were posted to and that no flush has followed yet, see
+    /// `port/loopback.rs`.
+    pub(super) landings: usize,
+    pub(super) echo: Echo,
     head: usize,
     len: usize,
 }
@@ -93,6 +119,8 @@ impl Rail {
             refused: None,
             proof: Proof::Unknown,
             proving: false,
+            landings: 0,
+            echo: Echo::NONE,
             head: 0,
             len: 0,
         }
@@ -110,7 +138,9 @@ impl Rail {
 
     /// Things that [`super::VerbsPort`] must look after without a completion that reminds it.
     pub(super) fn chores(&self) -> u32 {
-        u32::from(self.owed.is_some()) + u32::from(self.refused.is_some())
+        u32::from(self.owed.is_some())
+            + u32::from(self.refused.is_some())
+            + u32::from(self.echo.due)
     }
 
     /// Spans that still fit the ring.

@@ -1,8 +1,10 @@
 /* Moves random blocks between two processes through the C ABI and compares every byte.
  *
- * usage: mover here=DEVICES there=DEVICES [bytes=N] [targets=N] [seed=N] [a.KEY=VALUE] [b.KEY=...]
+ * usage: mover here=DEVICES there=DEVICES [bytes=N] [targets=N] [mem=KIND] [seed=N] [a.KEY=VALUE]
+ *              [b.KEY=VALUE]
  *   here, there  devices (KVRAIL_NICS) of the initiator and of the process that it starts
  *   bytes        registered on each side, default 16 MiB; targets: processes on the other side
+ *   mem          host, or a part of a dma-buf on all sides: udmabuf, heap
  *   a., b.       parameters of the initiator's and of the targets' engines
  * Then it reads commands, one a line, and answers each with one line, "ok ..." or "error ...":
  *   read|write WORDS   one transfer. Words, with their defaults:
@@ -57,21 +59,6 @@ static struct {
 
 /* ---- words ---- */
 
-static uint64_t number(const char *text) {
-    char *end = NULL;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (errno || end == text || *end) die("'%s' is no number", text);
-    return value;
-}
-
-static bool word_is(const char *word, const char *key, const char **value) {
-    size_t n = strlen(key);
-    if (strncmp(word, key, n) != 0 || word[n] != '=') return false;
-    *value = word + n + 1;
-    return true;
-}
-
 static struct job parse(char *words) {
     struct job job = {.count = 64, .min = 1, .max = 65536, .parts = 1, .times = 1, .size = 1,
                       .nap = 100, .within = 20, .expect = "0", .touch = NULL};
@@ -105,6 +92,9 @@ static struct job parse(char *words) {
 }
 
 /* ---- the other process ---- */
+
+/* Words in front of those of main's, for a target: what start_target passes. */
+enum { STARTS = 7 };
 
 struct inbox {
     const struct request *request;
@@ -143,15 +133,14 @@ static void await_messages(kvr_engine *e, const struct request *request,
 
 static void export_region(kvr_engine *e, const struct memory *memory, kvr_region *region,
                           struct invitation *out) {
-    MUST(kvr_region_register(e, (uintptr_t)memory->now, memory->bytes, KVR_MEM_HOST, region));
-    out->base = (uintptr_t)memory->now;
+    *region = register_memory(e, memory);
+    out->base = memory->base;
     out->region_len = BLOB;
     MUST(kvr_region_metadata(e, *region, out->region, &out->region_len));
 }
 
-static int target(int words, char **word, int fd, int file, size_t bytes, const char *nics,
+static int target(int words, char **word, int fd, struct memory memory, const char *nics,
                   const char *name) {
-    struct memory memory = map_memory(file, bytes);
     static struct answer answer;
     struct request request;
     kvr_region region = 0;
@@ -197,21 +186,23 @@ static struct answer *hear(struct target *t) {
 
 /* Starts a target: this program once more. An engine does not survive fork(), so nothing but exec
  * comes after it. */
-static void start_target(struct target *t, int index, int argc, char **argv, size_t bytes) {
-    int ends[2];
-    char fd[16], file[16], size[32], name[16];
-    char **args = calloc((size_t)argc + 6, sizeof *args);
+static void start_target(struct target *t, int index, int argc, char **argv, size_t bytes,
+                         const char *kind) {
+    int ends[2], dmabuf = buffer_of(kind, bytes);
+    char fd[16], file[16], buffer[16], size[32], name[16];
+    char **args = calloc((size_t)argc + STARTS, sizeof *args);
     NEED(args);
     int shared = memfd_create("mover", 0);
     NEED(shared >= 0 && ftruncate(shared, (off_t)(3 * bytes)) == 0);
     NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
     snprintf(fd, sizeof fd, "%d", ends[1]);
     snprintf(file, sizeof file, "%d", shared);
+    snprintf(buffer, sizeof buffer, "%d", dmabuf);
     snprintf(size, sizeof size, "%zu", bytes);
     snprintf(name, sizeof name, "there%d", index);
-    char *first[] = {argv[0], "target", fd, file, size, name};
+    char *first[STARTS] = {argv[0], "target", fd, file, buffer, size, name};
     memcpy(args, first, sizeof first);
-    memcpy(args + 6, argv + 1, ((size_t)argc - 1) * sizeof *args);
+    memcpy(args + STARTS, argv + 1, ((size_t)argc - 1) * sizeof *args);
     t->pid = fork();
     NEED(t->pid >= 0);
     if (t->pid == 0) {
@@ -222,7 +213,7 @@ static void start_target(struct target *t, int index, int argc, char **argv, siz
     free(args);
     close(ends[1]);
     t->fd = ends[0];
-    t->memory = map_memory(shared, bytes);
+    t->memory = map_memory(shared, dmabuf, bytes);
     close(shared);
 }
 
@@ -307,7 +298,7 @@ static void prepare(const struct job *job, bool write, const struct block *block
     kvr_desc *there = calloc(job->count + 1, sizeof *there);
     NEED(here && there);
     for (size_t i = 0; i < job->count; i++) {
-        kvr_desc h = {(uintptr_t)me.memory.now + block[i].here, block[i].len, 0, me.region};
+        kvr_desc h = {me.memory.base + block[i].here, block[i].len, 0, me.region};
         kvr_desc r = {t->base + block[i].there, block[i].len, 0, t->region};
         here[i] = h;
         there[i] = r;
@@ -362,6 +353,10 @@ static const char *judge(const struct job *job, kvr_status status) {
     for (int i = 0; i < 2; i++) {
         const struct memory *m = sides[i];
         const char *side = i ? "the target's" : "the own";
+        if (edges_touched(m)) {
+            snprintf(text, sizeof text, "bytes around %s registered part changed", side);
+            return text;
+        }
         if (strcmp(touch, "any") == 0) {
             size_t bad = strange_bytes(m);
             if (!bad) continue;
@@ -556,32 +551,32 @@ static bool obey(char *line) {
 
 int main(int argc, char **argv) {
     static char line[4096];
-    const char *here = NULL, *there = NULL, *value = NULL;
+    const char *here = NULL, *there = NULL, *kind = "host", *value = NULL;
     size_t bytes = 16 << 20;
-    bool is_target = argc > 6 && strcmp(argv[1], "target") == 0;
+    bool is_target = argc > STARTS && strcmp(argv[1], "target") == 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
     me.targets = 1;
     me.random = 0x9e3779b97f4a7c15U ^ (uint64_t)time(NULL) << 16;
     for (int i = 1; i < argc; i++) {
         if (word_is(argv[i], "here", &value)) here = value;
         else if (word_is(argv[i], "there", &value)) there = value;
+        else if (word_is(argv[i], "mem", &value)) kind = value;
         else if (word_is(argv[i], "bytes", &value)) bytes = number(value);
         else if (word_is(argv[i], "targets", &value)) me.targets = (int)number(value);
         else if (word_is(argv[i], "seed", &value)) me.random = number(value) | 1;
-        else if (argv[i][1] != '.' && !(is_target && i < 6)) die("unknown word '%s'", argv[i]);
+        else if (argv[i][1] != '.' && !(is_target && i < STARTS)) die("unknown word '%s'", argv[i]);
     }
     if (is_target)
-        return target(argc - 6, argv + 6, (int)number(argv[2]), (int)number(argv[3]),
-                      number(argv[4]), there, argv[5]);
+        return target(argc - STARTS, argv + STARTS, atoi(argv[2]),
+                      map_memory(atoi(argv[3]), atoi(argv[4]), number(argv[5])), there, argv[6]);
     if (me.targets < 1 || me.targets > MAX_TARGETS || bytes < 8 || bytes % 4096)
         die("allowed: targets 1 to %d, bytes a multiple of 4096", MAX_TARGETS);
     fprintf(stderr, "mover: seed=%lu\n", me.random);
     /* The targets first: nothing of an engine is to be forked. */
-    for (int i = 0; i < me.targets; i++) start_target(&me.target[i], i, argc, argv, bytes);
-    me.memory = map_memory(-1, bytes);
+    for (int i = 0; i < me.targets; i++) start_target(&me.target[i], i, argc, argv, bytes, kind);
+    me.memory = map_memory(-1, buffer_of(kind, bytes), bytes);
     me.engine = make_engine("here", 'a', here, argc - 1, argv + 1);
-    MUST(kvr_region_register(me.engine, (uintptr_t)me.memory.now, bytes, KVR_MEM_HOST,
-                             &me.region));
+    me.region = register_memory(me.engine, &me.memory);
     for (int i = 0; i < me.targets; i++) join(&me.target[i], i);
     printf("ok seed=%lu\n", me.random);
     while (fgets(line, sizeof line, stdin)) {

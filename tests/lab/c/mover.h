@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "dmabuf.h"
 #include "kvrail.h"
 
 enum { BLOB = 16384, TEXT = 1024, MAX_TARGETS = 4, MAX_RAILS = 16 };
@@ -64,21 +65,77 @@ static inline void nap(long microseconds) {
     nanosleep(&t, NULL);
 }
 
+/* ---- words ---- */
+
+static inline uint64_t number(const char *text) {
+    char *end = NULL;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (errno || end == text || *end) die("'%s' is no number", text);
+    return value;
+}
+
+static inline bool word_is(const char *word, const char *key, const char **value) {
+    size_t n = strlen(key);
+    if (strncmp(word, key, n) != 0 || word[n] != '=') return false;
+    *value = word + n + 1;
+    return true;
+}
+
 /* ---- memory ---- */
 
 /* A side's memory, as it was before a transfer and as it must be after it. The three of a target
- * lie in one file, which both processes map. */
+ * lie in one file, which both processes map; `now` may be a part of a dma-buf instead. */
 struct memory {
     size_t bytes;
     unsigned char *now, *old, *must;
+    int dmabuf;    /* -1: none */
+    uint64_t base; /* the address of the first byte in descriptors */
 };
 
-static inline struct memory map_memory(int fd, size_t bytes) {
+/* The part of a dma-buf that is registered begins here, in bytes, and behind it are as many as make
+ * whole pages. The address is not that of the mapping, and no offset either. */
+enum { BEFORE = 0x3040, AFTER = 0x5000 - BEFORE, EDGE = 0xA5 };
+static const uint64_t DMABUF_BASE = 0x600000000000 + BEFORE % 0x1000;
+
+static inline struct memory map_memory(int fd, int dmabuf, size_t bytes) {
     int how = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     unsigned char *at = mmap(NULL, 3 * bytes, PROT_READ | PROT_WRITE, how, fd, 0);
     NEED(at != MAP_FAILED);
-    struct memory m = {bytes, at, at + bytes, at + 2 * bytes};
+    struct memory m = {bytes, at, at + bytes, at + 2 * bytes, dmabuf, (uintptr_t)at};
+    if (dmabuf < 0) return m;
+    at = mmap(NULL, BEFORE + bytes + AFTER, PROT_READ | PROT_WRITE, MAP_SHARED, dmabuf, 0);
+    NEED(at != MAP_FAILED);
+    memset(at, EDGE, BEFORE);
+    memset(at + BEFORE + bytes, EDGE, AFTER);
+    m.now = at + BEFORE;
+    m.base = DMABUF_BASE;
     return m;
+}
+
+/* A dma-buf for map_memory; -1 for memory of the host. */
+static inline int buffer_of(const char *kind, size_t bytes) {
+    if (strcmp(kind, "host") == 0) return -1;
+    int fd = make_dmabuf(kind, BEFORE + bytes + AFTER);
+    if (fd < 0) die("mem=%s: %s", kind, strerror(errno));
+    return fd;
+}
+
+static inline kvr_region register_memory(kvr_engine *e, const struct memory *m) {
+    kvr_segment s = {.addr = m->base, .len = m->bytes, .offset = BEFORE, .fd = m->dmabuf};
+    if (m->dmabuf >= 0) MUST(kvr_region_register_segments(e, &s, 1));
+    else MUST(kvr_region_register(e, m->base, m->bytes, KVR_MEM_HOST, &s.region));
+    return s.region;
+}
+
+/* Were bytes of the dma-buf touched that are not registered? */
+static inline bool edges_touched(const struct memory *m) {
+    if (m->dmabuf < 0) return false;
+    for (size_t i = 1; i <= BEFORE; i++)
+        if (m->now[-(ptrdiff_t)i] != EDGE) return true;
+    for (size_t i = 0; i < AFTER; i++)
+        if (m->now[m->bytes + i] != EDGE) return true;
+    return false;
 }
 
 static inline uint64_t next_random(uint64_t *state) {

@@ -14,12 +14,13 @@
  *   rest [NAME] [within=20]   posts nothing more (to it), waits until all ended, then as sum
  *   mark                 counters and clock start anew
  *   sum [NAME]           ok ms= done= failed= first=STATUS others=LIST longest_ms= unheard=
- *                        heard_ms= gap_ms=
+ *                        heard_ms= gap_ms= stalled_ms= (longest and sum of what it did not run)
  *   await WHAT [within=20]   since mark; ok ms=...: when it was so. WHAT, one of these:
  *                        done=N, failed=N: each stream so often; of peer=NAME, or all
  *                        gone=NAME, up=NAME, down=N, back=N, dark=1, light=1: events
  *                        carries=RAIL: 256 KiB from now on
- *   bulk NAME op=read count=1024   blocks of 64 KiB in one transfer; rails=..
+ *   bulk NAME op=read count=1024 [posted=1]   blocks of 64 KiB in one transfer; rails=..
+ *                        posted=1: an ok also once it is posted
  *   rails, state NAME, stale NAME, quit
  * The program ends with an error at the first byte or notification that is not as it must be.
  */
@@ -27,13 +28,6 @@
 #include "storm_moves.h"
 
 /* ---- words ---- */
-
-static bool word_is(const char *word, const char *key, const char **value) {
-    size_t n = strlen(key);
-    if (strncmp(word, key, n) != 0 || word[n] != '=') return false;
-    *value = word + n + 1;
-    return true;
-}
 
 /* The value of KEY=... among the words, or `otherwise`. */
 static const char *text_of(const char *words, const char *key, const char *otherwise) {
@@ -151,7 +145,7 @@ static void go(const char *words) {
 
 static void mark(void) {
     me.mark = now();
-    me.gap = 0;
+    me.gap = me.stalled = 0;
     for (int i = 0; i < me.flows; i++) {
         struct flow *f = &me.flow[i];
         f->done = f->failed = f->unheard = 0;
@@ -200,14 +194,18 @@ static void sum(const char *name) {
         if (others[k])
             n += (size_t)snprintf(list + n, TEXT - n, "%s-%d:%lu", n ? "," : "", k, others[k]);
     printf("ok ms=%.0f done=%lu failed=%lu first=%d others=%s longest_ms=%.0f unheard=%lu "
-           "heard_ms=%.0f gap_ms=%.0f\n",
+           "heard_ms=%.0f gap_ms=%.0f stalled_ms=%.0f\n",
            (now() - me.mark) * 1e3, done, failed, first, list, longest * 1e3, unheard,
-           latest * 1e3, me.gap * 1e3);
+           latest * 1e3, me.gap * 1e3, me.stalled * 1e3);
 }
 
+/* Seconds between two looks, above which something kept this process from running. */
+static const double STALL = 0.02;
+
 static void look_after(void) {
-    double at = now();
-    if (me.looked > 0 && at - me.looked > me.gap) me.gap = at - me.looked;
+    double at = now(), gap = me.looked > 0 ? at - me.looked : 0;
+    if (gap > me.gap) me.gap = gap;
+    if (gap > STALL) me.stalled += gap;
     me.looked = at;
     MUST(kvr_notifs(me.engine, hear, NULL, NULL));
     for (int i = 0; i < me.streams; i++) step(&me.stream[i]);
@@ -275,7 +273,8 @@ static void await_what(const char *words) {
         look_after();
         nap(500);
     }
-    printf("ok ms=%.0f gap_ms=%.0f\n", at * 1e3, me.gap * 1e3);
+    printf("ok ms=%.0f gap_ms=%.0f stalled_ms=%.0f\n", at * 1e3, me.gap * 1e3,
+           me.stalled * 1e3);
 }
 
 static void rest(const char *words) {
@@ -326,6 +325,7 @@ static void bulk(const char *words) {
     rail_words(text, sizeof text, before);
     double begin = now();
     kvr_status status = kvr_transfer_post(me.engine, t, NULL, 0);
+    if (number_of(words, "posted", 0)) printf("ok\n");
     while (status == KVR_IN_PROGRESS && now() < begin + 30) {
         look_after();
         nap(500);

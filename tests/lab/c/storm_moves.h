@@ -56,7 +56,7 @@ static struct {
         kvr_peer peer;
     } watched[MAX_IDS];
     int watches;
-    double mark, gap, looked;
+    double mark, gap, stalled, looked;
 } me;
 
 /* ---- notifications ---- */

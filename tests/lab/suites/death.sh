@@ -19,9 +19,10 @@ another() {
 untouched() { # untouched NAME PEER : of what NAME moves with PEER nothing failed
     ask "$1" sum "$2" && fine
 }
-# A long transfer is on its way when the other process is killed: `struck NAME PEER OP`.
+# A long transfer is on its way when the other process is killed: `struck NAME PEER OP`. It may take
+# a busy machine seconds to prepare it; one that is posted after the death finds nobody (-61).
 struck() {
-    told "$1" bulk "$2" op="$3" count=4096 && sleep 1.5 && killed "$2" || return
+    ask "$1" bulk "$2" op="$3" count=4096 posted=1 && sleep 0.5 && killed "$2" || return
     heard "$1"
     answered status && [ "$REPLY" = -60 ]
 }

@@ -18,10 +18,16 @@ down_all() {
 }
 up_all() { local i; for i in $rails_all; do rail_up "$i" || return; done; }
 noticed() { ask here0 await down=1 within=5; }
-steady() { # as many queue pairs and files as before the faults
-    resources_are "$steady" && files_of there0 || return
-    echo "there0 has $REPLY open files, had $files"
-    [ "$REPLY" = "$files" ]
+# As many queue pairs and files as before the faults. A connection that was given up is closed by
+# one end first: the file of the other end may outlive the rails for a moment.
+steady() {
+    local end=$((SECONDS + 10))
+    resources_are "$steady" || return
+    until files_of there0 && [ "$REPLY" = "$files" ]; do
+        echo "there0 has $REPLY open files, had $files"
+        [ $SECONDS -lt $end ] || { ls -l "/proc/${storm_pid[there0]}/fd" && ss -tnp; return 1; }
+        sleep 0.2
+    done
 }
 # One rail is down for a second.
 blink() {

@@ -7,7 +7,9 @@
 check "$LAB_RAILS rails" rails_veth "$LAB_RAILS" || exit 1
 here=$(devices a) there=$(devices b)
 counter() { read -r REPLY < "/sys/class/infiniband/$1/ports/1/hw_counters/$2"; }
-dropped() { tc -s qdisc show dev "$1" | sed -n 's/.*dropped \([0-9]*\).*/\1/p' | head -n 1; }
+dropped() {
+    REPLY=$(tc -s qdisc show dev "$1" | sed -n 's/.*dropped \([0-9]*\).*/\1/p' | head -n 1)
+}
 # slow MILLISECONDS COMMAND... : it takes that long at least.
 slow() {
     local least=$1
@@ -17,24 +19,23 @@ slow() {
     REPLY=${REPLY/./}
     [ $((10#$REPLY)) -ge $((1000 * least)) ]
 }
-# grows DEVICE COUNTER COMMAND... : the fault did happen.
-grows() {
-    local dev=$1 name=$2 before
-    shift 2
-    counter "$dev" "$name"
-    before=$REPLY
-    ask "$@" || return
-    counter "$dev" "$name"
-    echo "$name of $dev: $before, then $REPLY"
-    [ "$REPLY" -gt "$before" ]
-}
-drops() { # drops NETDEV COMMAND...
-    local dev=$1 before
-    before=$(dropped "$dev")
+# until_seen LOOK COMMAND... : the command, over and over, until the fault has happened: `LOOK` has
+# grown. A rail with faults is slow, so few of a command's packets may go over it.
+until_seen() {
+    local look=$1 before n
     shift
-    ask "$@" || return
-    [ "$(dropped "$dev")" -gt "$before" ]
+    $look
+    before=$REPLY
+    for ((n = 0; n < 50; n++)); do
+        ask "$@" || return
+        $look
+        [ "$REPLY" -le "$before" ] || return 0
+    done
+    echo "$look: $before before and after $n times"
+    return 1
 }
+grows() { until_seen "counter $1 $2" "${@:3}"; } # grows DEVICE COUNTER COMMAND...
+drops() { until_seen "dropped $1" "${@:2}"; } # drops NETDEV COMMAND...
 both_ends() { # both_ends FAULT VALUE...
     "$1" a0 "${@:2}" && "$1" b0 "${@:2}"
 }

@@ -52,7 +52,7 @@ check "a guest that sleeps is killed at its limit" ends 124 0 5 'sleep 100'
 check "a guest that loops is killed at its limit" ends 124 0 5 'while :; do :; done'
 check "SIGTERM ends the guest too" ends 143 TERM 60 'sleep 100'
 check "a kernel that dies is no success" gives 99 "without running the command" \
-    "$boot" --mem 16M true
+    "$boot" --mem 8M true
 check "files of the guest come back" eval '"$boot" --out "$LAB_OUT/back" /bin/sh -c \
     "echo 123 > \$LAB_OUT/file" && [ "$(cat "$LAB_OUT/back/file")" = 123 ]'
 check "nothing is left behind" nothing_left
