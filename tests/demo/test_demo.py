@@ -225,6 +225,22 @@ def test_interrupted_at_any_time(after):
     assert demo.end(15)[0] == 130
 
 
+def test_an_interrupt_in_a_destructor_is_not_lost(tmp_path):
+    """Python prints and drops what is raised there. The destructor runs at a worker's start."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Late:\n"
+        "    def __del__(self): os.kill(os.getpid(), signal.SIGINT)\n"
+        "def hook(event, _):\n"
+        "    if event == 'subprocess.Popen': Late()\n"
+        "if 'kvrail_demo' in sys.orig_argv: sys.addaudithook(hook)\n"
+    )
+    package = REPOSITORY / "bindings" / "python"
+    demo = Demo("--hold", "30", *SMALL, env={"PYTHONPATH": f"{package}:{tmp_path}"})
+    code, _, err = demo.end(15)
+    assert code == 130 and "stopped by SIGINT" in err and "ignored" not in err
+
+
 def test_more_interrupts_change_nothing():
     demo = Demo("--hold", "30", *SMALL)
     demo.wait_for("filling")

@@ -15,14 +15,11 @@ for _signum in (_signal.SIGHUP, _signal.SIGTERM, _signal.SIGINT):
 
 def run():
     from kvrail_demo import signals
+    from kvrail_demo.cli import main
 
-    try:
-        signals.install()
-        from kvrail_demo.cli import main
-
-        return main(sys.argv[1:])
-    except signals.Interrupted as stop:
-        return stop.code
+    # All is imported and nothing is started: from here on there is something to end well.
+    signals.install()
+    return main(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from kvrail_demo.signals import ENDING
+from kvrail_demo import signals
 from kvrail_demo.wire import Lines, send
 
 END_S = 5.0  # what a worker gets to end by itself before it is killed
@@ -58,6 +58,7 @@ class Child:
             code = self.process.wait(END_S)
         except subprocess.TimeoutExpired:
             return f"closed its pipe but still runs (process {self.process.pid})"
+        signals.check()  # what ends all three of us is no failure of this one
         how = f"exited with status {code}"
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
@@ -92,31 +93,26 @@ class Children:
         return self
 
     def __exit__(self, *_exc):
-        # A signal must not stop this: it is bounded.
-        old = {signum: signal.signal(signum, signal.SIG_IGN) for signum in ENDING}
-        try:
-            for child in self.all.values():
-                os.close(child.commands)  # a worker ends when its parent's end closes
-            limit = time.monotonic() + END_S
-            for child in self.all.values():
-                try:
-                    child.process.wait(max(0.0, limit - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    child.process.kill()
-                    child.process.wait()
-                os.close(child.events)
-            self.selector.close()
-            self.folder.cleanup()
-        finally:
-            for signum, handler in old.items():
-                signal.signal(signum, handler)
+        for child in self.all.values():
+            os.close(child.commands)  # a worker ends when its parent's end closes
+        limit = time.monotonic() + END_S
+        for child in self.all.values():
+            try:
+                child.process.wait(max(0.0, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            os.close(child.events)
+        self.selector.close()
+        self.folder.cleanup()
 
     def events(self, timeout, tick=None):
         """Yields (child, event) until every worker is gone. Raises ChildFailed when one dies,
-        reports an error, or when neither says anything for `timeout` seconds."""
+        reports an error, or when neither says anything for `timeout` seconds; Interrupted."""
         heard = time.monotonic()
         while not all(child.gone for child in self.all.values()):
             ready = self.selector.select(0.1)
+            signals.check()
             if tick is not None:
                 tick()
             for key, _ in ready:
