@@ -168,8 +168,13 @@ impl Control {
             let text = match &conn.raise {
                 Some(raise) if conn.answered => raise.none().message,
                 _ => {
-                    let ms = self.shared.config.connect_timeout_ms;
-                    format!("no answer within {ms} ms (connect_timeout_ms)")
+                    let limit = if conn.join.is_some() { self.join_limit() } else { self.limit() };
+                    let whose = if limit < self.limit() {
+                        "for a rail to join, by peer_timeout_ms"
+                    } else {
+                        "connect_timeout_ms"
+                    };
+                    format!("no answer within {} ms ({whose})", limit.as_millis())
                 }
             };
             return Err(Error::new(Status::Unreachable, text));

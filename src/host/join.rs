@@ -32,7 +32,7 @@ impl Control {
 
     /// How long a join may take: less than a peer may be without rails, or one that hangs would be
     /// its end.
-    fn join_limit(&self) -> Duration {
+    pub(super) fn join_limit(&self) -> Duration {
         (self.peer_timeout() * 3 / 4).max(SHORTEST).min(self.limit())
     }
 

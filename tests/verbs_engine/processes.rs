@@ -39,6 +39,8 @@ pub(crate) fn setup(text: &str) -> Config {
 #[test]
 fn part() {
     let Ok(role) = std::env::var(ROLE) else { return };
+    // SAFETY: only numbers. A test that fails while this process is stopped ends it too.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     watch();
     let fake = Fake::loaded();
     let mut side = Some(Side::new(setup(&role), MIB));

@@ -10,7 +10,7 @@ use kvrail::table::Direction;
 
 use crate::fake::{wait, HANG};
 use crate::processes::{descs, hex, setup, Other};
-use crate::rig::{finish, nics, notifs, pattern, same, Pair, Rng, Side, BOTH, MIB};
+use crate::rig::{finish, listen, nics, notifs, pattern, said, same, Pair, Rng, Side, BOTH, MIB};
 
 fn quick(text: &str) -> Config {
     Config {
@@ -218,4 +218,28 @@ fn a_target_that_is_stopped_for_too_long_is_dead_and_works_again_afterwards() {
         drop(scene);
         fake.is_empty();
     }
+}
+
+/// Its last rail keeps it alive, and it does not answer the dial for the one that broke.
+#[test]
+fn a_stopped_target_that_answers_no_dial_for_a_rail_is_named_with_the_limit() {
+    let fake = alone!(8, "slow_peer_ms=60000");
+    listen();
+    let mut other = Other::start("b", &nics(0..2), "0", 8);
+    let scene = Scene::new(&other, |c| {
+        (c.rail_timeout_ms, c.peer_timeout_ms, c.stripe_width) = (60_000, 1000, 0);
+    });
+    let t = scene.prepare(&other, Direction::Write);
+    signal(&other, libc::SIGSTOP);
+    fake.set("fake0.wc_force=n:1:RETRY_EXC_ERR");
+    scene.pair.a.e.post(t, None).unwrap();
+    let told = || said(&["no answer within 750 ms (for a rail to join, by peer_timeout_ms)"]);
+    wait(told, || "nobody said that the peer does not answer".into());
+    signal(&other, libc::SIGCONT);
+    assert_eq!(finish(&scene.pair.a.e, t), Ok(Status::Ok));
+    scene.pair.a.e.release(t).unwrap();
+    scene.moves_all(&mut other);
+    other.end();
+    drop(scene);
+    fake.is_empty();
 }
