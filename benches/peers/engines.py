@@ -3,11 +3,11 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
 import rig as tools
+from kvtest.ports import free_port
 from rig import HERE, RAILS, REPOSITORY, Child, Missing
 
 LIMIT_S = 600
@@ -278,12 +278,6 @@ class Mooncake(Service):
     def figures(self, descs, totals):
         work, idle = totals[-2:]
         return {"phases": [work / descs, idle / descs], "sum": (work - idle) / descs}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 ENGINES = {engine.name: engine for engine in (Loop, Kvrail, Rbln, UcxLists, Ucx, Mooncake)}
