@@ -16,7 +16,7 @@ wheel=$(printf '%s\n' "$made" | sed -n 's/^RBLN_WHEEL=//p')
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 # NIXL looks in one folder only: ours beside UCX, which finds its libraries a folder up.
 folder=$PWD/build/drive
-rm -rf "$folder/nixl" && mkdir -p "$folder/nixl/plugins"
+rm -rf "$folder/nixl" "$folder/vllm" && mkdir -p "$folder/nixl/plugins"
 ln -s "$site"/nixl_cu12.libs/*.so* "$site/nixl_cu12.libs/ucx" "$folder/nixl"
 ln -s "$site/nixl_cu12.libs/nixl/libplugin_UCX.so" "$PWD/build/plugins/libplugin_RBLN.so" \
     "$folder/nixl/plugins"
@@ -33,7 +33,8 @@ fi
 log=${KVRAIL_DRIVE_LOG:-$folder/drive.log}
 drive=$PWD/tests/rbln/drive
 status=0
-NIXL_PLUGIN_DIR="$folder/nixl/plugins" KVRAIL_TRANSPORT="${KVRAIL_TRANSPORT:-local}" \
+# vLLM keeps what it knows of a model in the user's home; no run here may need that it is there.
+NIXL_PLUGIN_DIR="$folder/nixl/plugins" VLLM_CACHE_ROOT="$folder/vllm" KVRAIL_TRANSPORT="${KVRAIL_TRANSPORT:-local}" \
     PYTHONPATH="$PWD/bindings/rbln:$PWD/scripts:$drive:$wheel" PYTHONDONTWRITEBYTECODE=1 \
     "$venv/bin/python" "$drive/drive.py" "$@" 2> "$log" || status=$?
 [ $status -eq 0 ] || { echo "kvrail: the last lines of $log:"; tail -n 5 "$log"; } >&2

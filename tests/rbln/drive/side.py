@@ -101,13 +101,16 @@ def warm(chosen):
         base_scheduler, pull_worker, push_worker)
 
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
+    from vllm.model_executor.models import registry
     from vllm_rbln.distributed.kv_transfer.kv_connector.v1.rbln_transfer_topology import (
         RblnTransferTopology)
 
     # What vllm-rbln's own patches put there when an engine starts; host bounce needs it.
     base_worker.TransferTopology = RblnTransferTopology
     torch.set_num_threads(1)  # threads of a pool would not survive a fork
-    # The first configuration has vLLM look at a model's code, in a process of its own.
+    # The first configuration has vLLM look at a model's code: in a process of its own, which has
+    # none of the stand-ins.
+    registry._run_in_subprocess = lambda look: look()
     for case in {case["mla"]: case for case in chosen}.values():
         config_of(case, Rank("warm", 0, True))
 
