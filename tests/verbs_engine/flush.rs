@@ -325,6 +325,24 @@ fn a_culprit_is_told_though_others_post_while_it_waits_for_a_flush() {
     fake.is_empty();
 }
 
+/// As on a NIC that carries nothing to itself: the words do not send anybody to look at the peer.
+#[test]
+fn a_transfer_that_failed_for_its_flush_says_so() {
+    let fake = alone!(4, &(twins(2) + ";*.late_reads=1"));
+    // Time enough for the error to come before the silence; the flush after it ends with that.
+    let stuck = Stuck::new(fake, 1, |c| {
+        (c.rail_timeout_ms, c.keepalive_ms, c.stall_ms) = (5000, 60_000, 1000);
+    });
+    fake.set(&format!("qp{}.error=1", fake.get("loop_qpn")));
+    let why = finish(&stuck.pair.a.e, stuck.t).unwrap_err();
+    assert_eq!(why.status, Status::Stalled, "{why}");
+    let parts = ["first trouble on rail 0", "of the flush that this NIC sends to itself"];
+    assert!(parts.iter().all(|p| why.message.contains(p)), "{why}");
+    stuck.pair.a.e.release(stuck.t).unwrap();
+    stuck.end();
+    fake.is_empty();
+}
+
 /// A flush that never ends: the rail's watchdog takes the READ to another rail.
 #[test]
 fn a_flush_that_hangs_is_the_watchdogs() {

@@ -1,7 +1,7 @@
 //! READs into a device's memory, and the flush that follows them over a queue pair of their NIC's
 //! own.
 
-use kvrail::nic::verbs::{Open, QpKind, LANDINGS};
+use kvrail::nic::verbs::{Open, QpKind, LANDINGS, OF_FLUSH};
 use kvrail::nic::{Completion, Port, PostError, WrStatus};
 use kvrail::table::{Direction, Op};
 use proptest::prelude::*;
@@ -27,6 +27,10 @@ fn of(regions: &[u32]) -> Vec<Op> {
 
 fn asked(qp: u32) -> Vec<Wr> {
     with(|s| s.posted(qp))
+}
+
+fn flush_error(wr: u32, code: u32) -> Completion {
+    Completion { vendor: OF_FLUSH | code << 16 | 0x77, ..rail_error(wr, code) }
 }
 
 fn rail_error(wr: u32, code: u32) -> Completion {
@@ -117,7 +121,7 @@ fn the_culprit_is_told_when_what_came_before_it_is_flushed() {
         rig.fails(status);
         rig.poll();
         with(|s| s.fails(qp, IBV_WC_REM_ACCESS_ERR));
-        assert_eq!(rig.poll(), [rail_error(1, IBV_WC_REM_ACCESS_ERR)]);
+        assert_eq!(rig.poll(), [flush_error(1, IBV_WC_REM_ACCESS_ERR)]);
         rig.end();
     }
 }
@@ -146,7 +150,7 @@ fn a_flush_that_fails_breaks_the_rail_and_a_late_answer_is_of_nobody() {
     rig.done(2);
     rig.poll();
     with(|s| s.fails(qp, IBV_WC_RETRY_EXC_ERR));
-    assert_eq!(rig.poll(), [rail_error(1, IBV_WC_RETRY_EXC_ERR)], "the second was flushed");
+    assert_eq!(rig.poll(), [flush_error(1, IBV_WC_RETRY_EXC_ERR)], "the second was flushed");
     assert_eq!(rig.read(2, &of(&[1])), Err((0, PostError::Rail)));
     assert!(rig.port.close(0));
     rig.connect(0, 1 << 20);

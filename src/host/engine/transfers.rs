@@ -9,7 +9,7 @@ use crate::engine::slot::Body;
 use crate::handle::Handle;
 use crate::host::error::{Error, Result};
 use crate::host::prepare;
-use crate::nic::verbs::wc_name;
+use crate::nic::verbs::{wc_name, OF_FLUSH};
 use crate::status::Status;
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{Desc, Direction, Stride};
@@ -169,7 +169,7 @@ impl Engine {
     fn rail_fault(&self, lane: u32, code: u32, end: Status) -> String {
         let label = self.shared.rails.as_ref().and_then(|r| r.get(lane as usize));
         let label = label.map_or_else(|| "local".into(), |r| r.nic.label());
-        let (status, vendor) = (code >> 16, code & 0xffff);
+        let (status, vendor) = ((code & !OF_FLUSH) >> 16, code & 0xffff);
         let said = match (status, vendor) {
             (0, 0) if matches!(end, Status::RemoteAccess | Status::LocalAccess) => {
                 "a work request was refused".into()
@@ -178,7 +178,13 @@ impl Engine {
             (0, errno) => format!("errno {errno}"),
             _ => format!("{} ({status}), vendor code {vendor:#x}", wc_name(status)),
         };
-        format!("first trouble on rail {lane} ({label}): {said}")
+        // A status of a work request alone reads as the peer's silence.
+        let whose = if code & OF_FLUSH == 0 {
+            ""
+        } else {
+            ", of the flush that this NIC sends to itself: see KVR_SEGMENT_COHERENT"
+        };
+        format!("first trouble on rail {lane} ({label}): {said}{whose}")
     }
 
     /// Where a transfer stands; a failed one is an error with its cause.

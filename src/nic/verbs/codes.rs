@@ -53,6 +53,10 @@ pub(super) const fn vendor(wc: &ibv_wc) -> u32 {
     wc.status << 16 | (wc.vendor_err & 0xffff)
 }
 
+/// In the code of a rail's failure: the NIC failed to read what it wrote itself (a flush, over the
+/// queue pair that leads back to it), and the peer has no part in it.
+pub const OF_FLUSH: u32 = 1 << 31;
+
 /// What a provider's status means, in few words. Values: `enum ibv_wc_status`.
 pub const fn wc_name(status: u32) -> &'static str {
     match status {

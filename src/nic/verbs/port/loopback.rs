@@ -15,7 +15,7 @@
 use rdma_core_sys::*;
 
 use super::{tag, vendor, VerbsPort};
-use crate::nic::verbs::codes::FLUSH;
+use crate::nic::verbs::codes::{FLUSH, OF_FLUSH};
 use crate::nic::verbs::qp::Qp;
 use crate::nic::{Batch, Completion, Keys, PostError, WrStatus};
 
@@ -280,7 +280,7 @@ impl VerbsPort<'_> {
         if wc.status != IBV_WC_SUCCESS {
             // Nobody's memory is to blame: the same READ was done with the same registration.
             (rail.broken, rail.echo.culprit) = (true, None);
-            let (status, vendor) = (WrStatus::RailError, vendor(wc));
+            let (status, vendor) = (WrStatus::RailError, vendor(wc) | OF_FLUSH);
             return Some(Completion { peer, wr: upto, status, vendor });
         }
         rail.echo.asked -= 1;
