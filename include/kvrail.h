@@ -216,6 +216,9 @@
 /* Bytes of kvr_config.nics, the NUL included. */
 #define KVR_NICS_LEN 128
 
+/* Bytes of kvr_config.nics_long, the NUL included. */
+#define KVR_NICS_LONG_LEN 1032
+
 /* Bytes of kvr_rail_info.name, the NUL included. */
 #define KVR_RAIL_NAME_LEN 32
 
@@ -282,7 +285,7 @@ typedef struct kvr_config {
     char listen_ip[KVR_LISTEN_LEN];
     /* "auto", "verbs" (RDMA NICs) or "local" (processes of one user on one host). */
     char transport[KVR_TRANSPORT_LEN];
-    /* NICs to use, comma separated; empty: all. Not used by `local`. */
+    /* NICs to use, comma separated; empty: all. Not used by `local`. See `nics_long`. */
     char nics[KVR_NICS_LEN];
     /* Device index of this agent's accelerator. Not used by `local`. */
     uint32_t device_id;
@@ -320,6 +323,10 @@ typedef struct kvr_config {
      * that a peer-memory module resolves) or "cuda" (kvr_devmem_cuda()).
      */
     char devmem[KVR_DEVMEM_LEN];
+    /* Not empty: these NICs, in place of `nics`, which has no room for many; up to 1024 bytes.
+     * kvr_config_set() and kvr_config_env() put `nics` where it fits and empty the other.
+     */
+    char nics_long[KVR_NICS_LONG_LEN];
 } kvr_config;
 
 /* Counters of one rail since the engine was made. The caller sets `struct_size`. */

@@ -49,7 +49,7 @@ macro_rules! fields {
             link_debounce_ms,
             peer_timeout_ms
         );
-        $each_string!(name, listen_ip, transport, nics, devmem);
+        $each_string!(name, listen_ip, transport, devmem);
     };
 }
 
@@ -74,6 +74,12 @@ fn from_c(c: &kvr_config, size: usize) -> Result<Config> {
         )+ };
     }
     fields!(numbers, strings);
+    if has!(nics) {
+        config.nics = text(&c.nics, "nics")?;
+    }
+    if has!(nics_long) && c.nics_long[0] != 0 {
+        config.nics = text(&c.nics_long, "nics_long")?;
+    }
     if has!(flags) {
         let unknown = c.flags & !KVR_CFG_PROGRESS_THREAD;
         if unknown != 0 {
@@ -97,6 +103,11 @@ fn to_c(config: &Config) -> Result<kvr_config> {
         ($($field:ident),+) => { $( c.$field = array(&config.$field, stringify!($field))?; )+ };
     }
     fields!(numbers, strings);
+    if config.nics.len() < c.nics.len() {
+        c.nics = array(&config.nics, "nics")?;
+    } else {
+        c.nics_long = array(&config.nics, "nics")?;
+    }
     if config.progress_thread {
         c.flags = KVR_CFG_PROGRESS_THREAD;
     }
@@ -274,7 +285,35 @@ mod tests {
             ($($field:ident),+) => { $( config.$field = stringify!($field).to_owned(); )+ };
         }
         fields!(numbers, strings);
+        config.nics = "nics".to_owned();
         config
+    }
+
+    #[test]
+    fn many_nics_survive_both_ways_and_an_older_struct_refuses_them() {
+        for bytes in [126, 127, 128, 129, 1024] {
+            let nics = "n".repeat(bytes);
+            let mut c = to_c(&Config::default()).unwrap();
+            c.struct_size = size_of::<kvr_config>() as u32;
+            let value = std::ffi::CString::new(nics.clone()).unwrap();
+            // SAFETY: F4 and F5: a whole struct, text that ends in NUL.
+            let set =
+                |c: &mut kvr_config| unsafe { kvr_config_set(c, c"nics".as_ptr(), value.as_ptr()) };
+            assert_eq!(set(&mut c), 0);
+            assert_eq!((c.nics[0] != 0, c.nics_long[0] != 0), (bytes < 128, bytes >= 128));
+            assert_eq!(from_c(&c, size_of::<kvr_config>()).unwrap().nics, nics);
+            let older = offset_of!(kvr_config, nics_long);
+            let mut c = to_c(&Config::default()).unwrap();
+            c.struct_size = older as u32;
+            let fits = if bytes < 128 { 0 } else { Status::Config.code() };
+            assert_eq!(set(&mut c), fits);
+            // A short list takes the place of a long one.
+            c = to_c(&Config { nics, ..Config::default() }).unwrap();
+            c.struct_size = size_of::<kvr_config>() as u32;
+            // SAFETY: F4 and F5, as above.
+            assert_eq!(unsafe { kvr_config_set(&mut c, c"nics".as_ptr(), c"a".as_ptr()) }, 0);
+            assert_eq!(from_c(&c, size_of::<kvr_config>()).unwrap().nics, "a");
+        }
     }
 
     #[test]

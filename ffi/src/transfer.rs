@@ -3,6 +3,7 @@
 use core::ffi::c_void;
 
 use kvrail_core::host::error::Result;
+use kvrail_core::nic::verbs::parts;
 use kvrail_core::status::Status;
 use kvrail_core::table::Direction;
 
@@ -185,6 +186,7 @@ pub unsafe extern "C" fn kvr_transfer_info_get(
         // SAFETY: F1 and F4, this function's own promises.
         let (engine, size) = unsafe { (engine(e)?, read_size(info, "info")?) };
         let got = engine.transfer_info(t)?;
+        let (provider_status, vendor_code) = parts(got.cause.map_or(0, |(_, code)| code));
         let value = kvr_transfer_info {
             struct_size: 0,
             status: got.status.code(),
@@ -197,8 +199,8 @@ pub unsafe extern "C" fn kvr_transfer_info_get(
             post_ns: got.post_ns,
             descriptors_done: got.descriptors_done,
             failed_rail: got.cause.map_or(u32::MAX, |(lane, _)| lane),
-            provider_status: got.cause.map_or(0, |(_, code)| code >> 16),
-            vendor_code: got.cause.map_or(0, |(_, code)| code & 0xffff),
+            provider_status,
+            vendor_code,
             may_have_written: u32::from(got.touched),
         };
         // SAFETY: F4, this function's own promise.

@@ -133,6 +133,8 @@ pub const KVR_TRANSPORT_LEN: usize = 16;
 pub const KVR_DEVMEM_LEN: usize = 16;
 /// Bytes of kvr_config.nics, the NUL included.
 pub const KVR_NICS_LEN: usize = 128;
+/// Bytes of kvr_config.nics_long, the NUL included.
+pub const KVR_NICS_LONG_LEN: usize = 1032;
 /// Bytes of kvr_rail_info.name, the NUL included.
 pub const KVR_RAIL_NAME_LEN: usize = 32;
 
@@ -291,7 +293,7 @@ pub struct kvr_config {
     pub listen_ip: [c_char; KVR_LISTEN_LEN],
     /// "auto", "verbs" (RDMA NICs) or "local" (processes of one user on one host).
     pub transport: [c_char; KVR_TRANSPORT_LEN],
-    /// NICs to use, comma separated; empty: all. Not used by `local`.
+    /// NICs to use, comma separated; empty: all. Not used by `local`. See `nics_long`.
     pub nics: [c_char; KVR_NICS_LEN],
     /// Device index of this agent's accelerator. Not used by `local`.
     pub device_id: u32,
@@ -327,6 +329,9 @@ pub struct kvr_config {
     /// What the NIXL plugin takes VRAM for about which nothing is said: "auto", "none" (an address
     /// that a peer-memory module resolves) or "cuda" (kvr_devmem_cuda()).
     pub devmem: [c_char; KVR_DEVMEM_LEN],
+    /// Not empty: these NICs, in place of `nics`, which has no room for many; up to 1024 bytes.
+    /// kvr_config_set() and kvr_config_env() put `nics` where it fits and empty the other.
+    pub nics_long: [c_char; KVR_NICS_LONG_LEN],
 }
 
 /// State and counters of a transfer. The caller sets `struct_size`.

@@ -170,6 +170,7 @@ fn inputs(layout: &mut Layout) {
             peer_timeout_ms: u32,
             reserved: u32,
             devmem: [core::ffi::c_char; KVR_DEVMEM_LEN],
+            nics_long: [core::ffi::c_char; KVR_NICS_LONG_LEN],
         }
     );
 }

@@ -1,7 +1,7 @@
 //! READs into a device's memory, and the flush that follows them over a queue pair of their NIC's
 //! own.
 
-use kvrail::nic::verbs::{Open, QpKind, LANDINGS, OF_FLUSH};
+use kvrail::nic::verbs::{parts, Open, QpKind, LANDINGS, OF_FLUSH};
 use kvrail::nic::{Completion, Port, PostError, WrStatus};
 use kvrail::table::{Direction, Op};
 use proptest::prelude::*;
@@ -150,7 +150,9 @@ fn a_flush_that_fails_breaks_the_rail_and_a_late_answer_is_of_nobody() {
     rig.done(2);
     rig.poll();
     with(|s| s.fails(qp, IBV_WC_RETRY_EXC_ERR));
-    assert_eq!(rig.poll(), [flush_error(1, IBV_WC_RETRY_EXC_ERR)], "the second was flushed");
+    let told = flush_error(1, IBV_WC_RETRY_EXC_ERR);
+    assert_eq!(rig.poll(), [told], "the second was flushed");
+    assert_eq!(parts(told.vendor), (IBV_WC_RETRY_EXC_ERR, 0x77));
     assert_eq!(rig.read(2, &of(&[1])), Err((0, PostError::Rail)));
     assert!(rig.port.close(0));
     rig.connect(0, 1 << 20);

@@ -9,7 +9,7 @@ use crate::engine::slot::Body;
 use crate::handle::Handle;
 use crate::host::error::{Error, Result};
 use crate::host::prepare;
-use crate::nic::verbs::{wc_name, OF_FLUSH};
+use crate::nic::verbs::{self, wc_name, OF_FLUSH};
 use crate::status::Status;
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{Desc, Direction, Stride};
@@ -169,7 +169,7 @@ impl Engine {
     fn rail_fault(&self, lane: u32, code: u32, end: Status) -> String {
         let label = self.shared.rails.as_ref().and_then(|r| r.get(lane as usize));
         let label = label.map_or_else(|| "local".into(), |r| r.nic.label());
-        let (status, vendor) = ((code & !OF_FLUSH) >> 16, code & 0xffff);
+        let (status, vendor) = verbs::parts(code);
         let said = match (status, vendor) {
             (0, 0) if matches!(end, Status::RemoteAccess | Status::LocalAccess) => {
                 "a work request was refused".into()

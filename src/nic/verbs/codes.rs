@@ -57,6 +57,11 @@ pub(super) const fn vendor(wc: &ibv_wc) -> u32 {
 /// queue pair that leads back to it), and the peer has no part in it.
 pub const OF_FLUSH: u32 = 1 << 31;
 
+/// The status of libibverbs and the vendor's code of a failure.
+pub const fn parts(code: u32) -> (u32, u32) {
+    ((code & !OF_FLUSH) >> 16, code & 0xffff)
+}
+
 /// What a provider's status means, in few words. Values: `enum ibv_wc_status`.
 pub const fn wc_name(status: u32) -> &'static str {
     match status {

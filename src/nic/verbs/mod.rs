@@ -23,7 +23,7 @@ mod qp;
 mod rail;
 mod shape;
 
-pub use codes::{wc_name, OF_FLUSH};
+pub use codes::{parts, wc_name, OF_FLUSH};
 pub use device::{Device, Handle, Mr, Open};
 pub use event::Event;
 pub use facts::Facts;
