@@ -111,6 +111,8 @@ def test_host_without_cards(monkeypatch, tmp_path):
     assert card_of(5) == Card("rbln5", None)
     monkeypatch.setenv("RBLN_VISIBLE_DEVICES", "3 4")
     assert card_of(1) == Card("rbln4", None)
+    with pytest.raises(RblnError, match="unknown device 2: RBLN_VISIBLE_DEVICES=3 4 shows 2 card"):
+        card_of(2)
 
 
 def test_the_engine_takes_the_same_card(monkeypatch, tmp_path, plugin_dir):
@@ -179,17 +181,46 @@ def test_backend_made_by_somebody_else(caplog):
     ensure_rbln_backend(agent, stripe_width=1)
     assert agent.created == [] and caplog.text == ""
     ensure_rbln_backend(agent, stripe_width=0)
-    assert "stripe_width=0 has no effect" in caplog.text and "KVRAIL_STRIPE_WIDTH=0" in caplog.text
+    assert "stripe_width=0 has no effect" in caplog.text
+    assert "set KVRAIL_STRIPE_WIDTH=0, or leave RBLN out" in caplog.text
+
+
+@pytest.mark.parametrize("first", [0, None])
+def test_another_width_than_the_first_call_asked_for(agent, caplog, monkeypatch, first):
+    """The variable may have the wished value already: what helps is the first call's argument."""
+    monkeypatch.setenv("KVRAIL_STRIPE_WIDTH", "1" if first == 0 else "0")
+    ensure_rbln_backend(agent, stripe_width=first)
+    ensure_rbln_backend(agent, stripe_width=0)
+    assert caplog.text == ""
+    ensure_rbln_backend(agent, stripe_width=1)
+    assert "with stripe_width=0, so stripe_width=1 has no effect" in caplog.text
+    assert "the first call for an agent decides: pass stripe_width=1 there" in caplog.text
+    assert "KVRAIL_STRIPE_WIDTH" not in caplog.text
+    other = FakeAgent()
+    caplog.clear()
+    ensure_rbln_backend(other, stripe_width=1)  # as advised
+    ensure_rbln_backend(other, stripe_width=1)
+    assert other.created[0][1]["stripe_width"] == "1" and caplog.text == ""
+
+
+def test_parameters_that_somebody_else_passed(agent, caplog, monkeypatch, sysroot):
+    """They beat the environment, so no variable is advised."""
+    monkeypatch.setenv("KVRAIL_STRIPE_WIDTH", "0")
+    agent.create_backend("RBLN", {"stripe_width": "1", "numa_node": "0"})
+    ensure_rbln_backend(agent, 1, stripe_width=0)
+    assert "pass stripe_width=0 where the backend is made" in caplog.text
+    assert "pass numa_node=1 where the backend is made" in caplog.text
+    assert "KVRAIL_" not in caplog.text
 
 
 def test_another_node_than_the_backend_has(caplog, sysroot):
     """The NICs are chosen once: a device of another node is told."""
-    for agent, advice in ((FakeAgent(["RBLN"]), "leave RBLN out"), (FakeAgent(), "the first call")):
+    for agent, advice in ((FakeAgent(["RBLN"]), "leave RBLN out"), (FakeAgent(), "before it, or")):
         ensure_rbln_backend(agent, 0)
         assert caplog.text == ""
         ensure_rbln_backend(agent, 1)
         assert "NUMA node 0 (device 0)" in caplog.text and "device 1 sits on node 1" in caplog.text
-        assert advice in caplog.text
+        assert "set KVRAIL_NUMA_NODE=1" in caplog.text and advice in caplog.text
         caplog.clear()
 
 

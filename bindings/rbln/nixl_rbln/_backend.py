@@ -63,23 +63,27 @@ def _known_to_nixl(agent: Any) -> None:
 
 
 def _compare(agent: Any, params: dict[str, str]) -> None:
-    """The backend is there already: say what of the wishes it does not fulfil."""
+    """The backend is there already: say what of the wishes it does not fulfil, and what would."""
     made = getattr(agent, _MADE, None)
-    if made is None:
-        options = getattr(agent, "backend_options", {}).get(BACKEND, {})
-        advice = "or leave RBLN out of the connector's `backends`"
-    else:
-        options, advice = made, "the first call decides"
+    options = getattr(agent, "backend_options", {}).get(BACKEND, {}) if made is None else made
 
     def has(key: str, default: str) -> str:
         return options.get(key) or os.environ.get(f"KVRAIL_{key.upper()}") or default
+
+    def elsewhere(key: str, value: str) -> str:
+        """Advice for a backend that this module did not make. What was passed beats what is set."""
+        if options.get(key):
+            return f"pass {key}={value} where the backend is made"
+        return (f"set KVRAIL_{key.upper()}={value}, or leave RBLN out of the connector's "
+                "`backends`")
 
     wish = params.get("stripe_width")
     now = has("stripe_width", "1")
     if wish is not None and wish != now:
         log.warning(
             "backend RBLN exists already with stripe_width=%s, so stripe_width=%s has no effect; "
-            "set KVRAIL_STRIPE_WIDTH=%s, %s", now, wish, wish, advice)
+            "%s", now, wish, elsewhere("stripe_width", wish) if made is None else
+            f"the first call for an agent decides: pass stripe_width={wish} there")
     numa, device = params.get("numa_node"), has("device_id", "0")
     node = has("numa_node", "")
     if not node and device.isdecimal():
@@ -88,8 +92,11 @@ def _compare(agent: Any, params: dict[str, str]) -> None:
     if numa is not None and node and node != numa:
         log.warning(
             "backend RBLN exists already, with the NICs of NUMA node %s (device %s), and device "
-            "%s sits on node %s; set KVRAIL_NUMA_NODE=%s, %s",
-            node, device, params["device_id"], numa, numa, advice)
+            "%s sits on node %s; %s",
+            node, device, params["device_id"], numa,
+            elsewhere("numa_node", numa) if made is None else
+            f"the first call for an agent decides: set KVRAIL_NUMA_NODE={numa} before it, or make "
+            f"it for a device of node {numa}")
 
 
 def _probed(abi: _abi.Abi, params: dict[str, str]) -> _abi.Probe:
@@ -117,8 +124,9 @@ def ensure_rbln_backend(
     rbln_ctx_ptr: context of the device's runtime; not needed for host memory.
     listen_ip: IPv4 address of the bootstrap listener, or auto.
 
-    Raises RblnError: a bad value; an unknown device; no NIC (`no usable data-plane RoCE NIC on
-    numa=N` and a line for each port); no plugin; NIXL's refusal.
+    Raises RblnError: a bad value; a device that is none of this host's cards (a host without cards
+    takes every number unless RBLN_VISIBLE_DEVICES lists the devices); no NIC (`no usable data-plane RoCE NIC on numa=N` and
+    a line for each port); no plugin; NIXL's refusal.
     """
     if not hasattr(agent, "backends") or not hasattr(agent, "create_backend"):
         raise RblnError(f"agent is a {type(agent).__name__}: allowed is a nixl_agent")
