@@ -26,7 +26,7 @@ python_syntax() {
     local python
     python=$(scripts/python.sh) || return 1
     # Compiles each file in memory: nothing is written beside the sources.
-    find scripts bindings benches tests -name '*.py' -print0 2>/dev/null |
+    find scripts bindings benches tests examples -name '*.py' -print0 2>/dev/null |
         xargs -0 -r "$python" -c '
 import sys
 bad = 0
