@@ -2,8 +2,8 @@
 """Writes docs/versions.md: with which versions of other programs the last whole run was green.
 
 usage: scripts/versions.py [--print]   --print shows the page and writes nothing
-Reads what the parts nixl, vllm and drive left in build/test-logs. What they did not say is not in
-the table.
+Reads what the parts nixl, rbln, vllm and drive left in build/test-logs. What they did not say is
+not in the table.
 """
 
 import datetime
@@ -64,6 +64,18 @@ def nixl_rows(junit):
         yield "NIXL (`nixl-cu12`)", version, "", "its agents, in C and in Python", tally
 
 
+def wheel_rows(junit):
+    """The NIXL wheels that test_wheel.py put the wheel nixl-rbln beside."""
+    for module, name, failed in cases(junit):
+        beside = re.fullmatch(r"test_installed_beside_ucx\[(cu\d+)-(\d+(?:\.\d+)+)\]", name)
+        if module == "test_wheel" and beside:
+            tally = Tally()
+            tally.add(failed)
+            what = "its agent with UCX beside `RBLN`; two processes of one host that move blocks"
+            program = f"NIXL (`nixl-{beside.group(1)}`)"
+            yield program, beside.group(2), "wheel nixl-rbln", what, tally
+
+
 def vllm_rows(junit):
     """vLLM's connectors, one row for each and each backend."""
     found = {p.get("name"): p.get("value") for p in ElementTree.parse(junit).iter("property")}
@@ -98,7 +110,8 @@ def rbln_rows(log):
     yield "vllm-rbln", version, beside, f"its connector, without an NPU: {which}", tally
 
 
-SOURCES = [("nixl.xml", nixl_rows), ("vllm.xml", vllm_rows), ("drive.log", rbln_rows)]
+SOURCES = [("nixl.xml", nixl_rows), ("rbln.xml", wheel_rows), ("vllm.xml", vllm_rows),
+           ("drive.log", rbln_rows)]
 
 
 def table():

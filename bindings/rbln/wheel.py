@@ -33,7 +33,7 @@ Summary: KV cache of Rebellions NPUs over RDMA: adapter and NIXL plugin RBLN
 License-Expression: Apache-2.0
 License-File: LICENSE
 Requires-Python: >=3.10
-Requires-Dist: nixl-cu12<2,>=1.0.1
+Requires-Dist: nixl<2,>=1.0.1
 """
 WHEEL = """\
 Wheel-Version: 1.0

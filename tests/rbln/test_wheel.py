@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "bindings" / "rbln" / "wheel.py"
 OTHER = ".nixl_cu13.mesonpy.libs/plugins/libplugin_RBLN.so"  # `nixl` may take this one
 PLUGIN = ".nixl_cu12.mesonpy.libs/plugins/libplugin_RBLN.so"
+EXAMPLE = ROOT / "examples" / "nixl_pair.py"
+
+# The plugin alone, as README's "Next to UCX" puts it there.
+LINKED = """
+import os, sys
+from nixl_{cuda}._api import nixl_agent, nixl_agent_config
+agent = nixl_agent("both", nixl_agent_config(backends=["UCX", "RBLN"]))
+print("backends", *agent.backends)
+sys.stdout.flush()
+os._exit(0)
+"""
 
 # Both backends are made by the agent itself, as vLLM's default and the adapter do it.
 BOTH = """
@@ -32,7 +44,8 @@ path = _abi.load(agent).path
 print("plugin", path)
 print("package", nixl_rbln.__file__)
 sys.stdout.flush()
-# With two copies of libnl in the process, UCX ends it by a signal at exit; that is not ours.
+# With two copies of libnl in the process, UCX ends it by a signal at exit; that is not ours
+# (bindings/nixl/README.md).
 os._exit(0)
 """
 
@@ -85,6 +98,8 @@ def test_contents(built):
             assert listed[name] == (f"sha256={digest}", str(len(data))), name
         metadata = packed.read(f"{info}/METADATA").decode()
         assert "Name: nixl-rbln\nVersion: 0.12.0.post1\n" in metadata
+        # What vLLM imports; it brings nixl-cu12 and nixl-cu13 of its own version.
+        assert re.findall("^Requires-Dist: (.*)", metadata, re.M) == ["nixl<2,>=1.0.1"]
 
 
 def test_version_fits_what_vllm_rbln_asks_for(built):
@@ -107,7 +122,7 @@ def test_wrong_plugin(tmp_path):
     ("cu12", "1.0.1"), ("cu12", "1.5.1"),
     ("cu13", "1.5.1"),  # which `nixl` takes where torch has no CUDA
 ])
-def test_installed_beside_ucx(built, cache, tmp_path, cuda, version):
+def test_installed_beside_ucx(built, cache, plugin_dir, tmp_path, cuda, version):
     fetched(cache, version, cuda)
     nixl = next(cache.glob(f"nixl_{cuda}-{version}-*.whl"))
     plugins = f".nixl_{cuda}.mesonpy.libs/plugins"
@@ -128,14 +143,33 @@ def test_installed_beside_ucx(built, cache, tmp_path, cuda, version):
     (site / "torch.py").write_text("class Tensor: pass\nclass dtype: pass\n")
 
     env = {k: v for k, v in os.environ.items() if k not in ("NIXL_PLUGIN_DIR", "PYTHONPATH")}
-    ran = subprocess.run([python, "-c", BOTH.replace("{cuda}", cuda)], env=env,
-                         capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert f"plugin {site / plugin}\n" in ran.stdout
-    assert f"package {site}/nixl_rbln/__init__.py\n" in ran.stdout
+
+    def run(*args):
+        ran = subprocess.run([python, *args], env=env, capture_output=True, text=True, timeout=120)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    said = run("-c", BOTH.replace("{cuda}", cuda))
+    assert f"plugin {site / plugin}\n" in said
+    assert f"package {site}/nixl_rbln/__init__.py\n" in said
+    # `nixl` comes from the environment of the tests and takes what is nearer, so this one.
+    assert f"{site}/nixl_{cuda}/" in run("-c", "import nixl; print(nixl._pkg.__file__)")
+    assert "nixl_pair.py: OK, 32 blocks of 4097 bytes read and 32 written" in run(EXAMPLE)
 
     pip("--python", python, "uninstall", "--yes", "nixl-rbln")
     left = sorted(p.name for p in (site / plugins).iterdir())
     assert left == [name for name in others if name != "libplugin_RBLN.so"] and left
     assert not (site / PLUGIN).exists() and not (site / OTHER).exists()
     assert not (site / "nixl_rbln").exists() and not list(site.glob("nixl_rbln*"))
+
+    # README's commands, where its `make plugin` was run. They must not see the outer packages.
+    outer = (site / "outer.pth").rename(tmp_path / "outer.pth")
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/plugins").symlink_to(plugin_dir)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.search(r"\*\*Next to UCX\.\*\*.*?```sh\n(.*?)```", readme, re.S).group(1)
+    subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True,
+                   env={**env, "PATH": f"{python.parent}:{env['PATH']}"})
+    assert (site / plugin).is_symlink()
+    outer.rename(site / "outer.pth")
+    assert "backends UCX RBLN\n" in run("-c", LINKED.replace("{cuda}", cuda))
