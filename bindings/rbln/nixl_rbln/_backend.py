@@ -124,9 +124,10 @@ def ensure_rbln_backend(
     rbln_ctx_ptr: context of the device's runtime; not needed for host memory.
     listen_ip: IPv4 address of the bootstrap listener, or auto.
 
-    Raises RblnError: a bad value; a device that is none of this host's cards (a host without cards
-    takes every number unless RBLN_VISIBLE_DEVICES lists the devices); no NIC (`no usable data-plane RoCE NIC on numa=N` and
-    a line for each port); no plugin; NIXL's refusal.
+    Raises RblnError: a bad value; a device that is none of this host's cards or that
+    RBLN_VISIBLE_DEVICES does not list (a host without cards and without that variable takes every
+    number); no NIC (`no usable data-plane RoCE NIC on numa=N` and a line for each port); no plugin;
+    NIXL's refusal.
     """
     if not hasattr(agent, "backends") or not hasattr(agent, "create_backend"):
         raise RblnError(f"agent is a {type(agent).__name__}: allowed is a nixl_agent")
