@@ -34,7 +34,8 @@ log=${KVRAIL_DRIVE_LOG:-$folder/drive.log}
 drive=$PWD/tests/rbln/drive
 status=0
 # vLLM keeps what it knows of a model in the user's home; no run here may need that it is there.
-NIXL_PLUGIN_DIR="$folder/nixl/plugins" VLLM_CACHE_ROOT="$folder/vllm" KVRAIL_TRANSPORT="${KVRAIL_TRANSPORT:-local}" \
+NIXL_PLUGIN_DIR="$folder/nixl/plugins" VLLM_CACHE_ROOT="$folder/vllm" \
+    KVRAIL_TRANSPORT="${KVRAIL_TRANSPORT:-local}" \
     PYTHONPATH="$PWD/bindings/rbln:$PWD/scripts:$drive:$wheel" PYTHONDONTWRITEBYTECODE=1 \
     "$venv/bin/python" "$drive/drive.py" "$@" 2> "$log" || status=$?
 [ $status -eq 0 ] || { echo "kvrail: the last lines of $log:"; tail -n 5 "$log"; } >&2
