@@ -24,12 +24,12 @@ class Failed(Exception):
     """A process answered with an error, ended, or said nothing; or something never came."""
 
 
-def until(what, true):
-    """The first value of `true()` that is one."""
+def until(what, true, seen=lambda: "nothing to show"):
+    """The first value of `true()` that is one; `seen()` tells what there is in its place."""
     end = time.perf_counter() + HANG
     while not (value := true()):
         if time.perf_counter() > end:
-            raise Failed(f"never seen in {HANG:.0f} s: {what}")
+            raise Failed(f"never seen in {HANG:.0f} s: {what}; seen: {seen()}")
         time.sleep(0.01)
     return value
 
@@ -137,7 +137,8 @@ class Wires:
             rails, posted, bytes_ = self.figures(issuers)
             return rails if posted == transfers and sum(rails.values()) >= bytes_ else None
 
-        return until(f"{transfers} transfers in the figures, and their bytes", look)
+        return until(f"{transfers} transfers in the figures, and their bytes", look, lambda: [
+            (process.rank.host, *self.figures([process])) for process in issuers])
 
     def grown(self, issuers, before, field="", but=()):
         """Waits until the figure of a rail is above `before`, one that is not in `but`; by how much
