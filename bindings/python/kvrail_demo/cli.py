@@ -13,6 +13,7 @@ from kvrail_demo.signals import Interrupted
 
 ROLES = ("prefill", "decode")
 OK, FAILED, REFUSED = 0, 1, 2
+LONGEST_S = 86400
 
 
 class Refused(Exception):
@@ -43,18 +44,21 @@ def parse(argv):
     add("--stripe-width", type=int, choices=(0, 1),
         help="1: one rail a transfer; 0: every rail; default: 0 with more than one rail")
     add("--seed", type=int, help="of patterns and block tables; default: a new one, shown")
-    add("--json", action="store_true", help="print one JSON object and nothing else")
+    add("--json", action="store_true", help="print one JSON object, and nothing else on standard output; progress is on stderr")
     add("--spoil", nargs="?", choices=("source", "target"), const="source",
         help="take one block from (or put it in) a wrong place: the check must fail the run")
     add("--timeout", type=float, default=60.0,
-        help="seconds without any progress that end the run; default: %(default)s")
+        help="seconds without any progress that end the run, more than 0, at most 86400; default: "
+        "%(default)s")
     add("--backend", default="RBLN", help=argparse.SUPPRESS)  # development: UCX
     add("--hold", type=float, default=0.0, help=argparse.SUPPRESS)  # tests: wait before the post
     args = parser.parse_args(argv)
     if not 1 <= args.rails <= 16:
         raise Refused(f"--rails is {args.rails}, it must be 1 to 16")
-    if args.timeout <= 0:
-        raise Refused(f"--timeout is {args.timeout}, it must be more than 0 seconds")
+    if not 0 < args.timeout <= LONGEST_S:  # nan is in no range
+        raise Refused(
+            f"--timeout is {args.timeout}, it must be more than 0 and at most {LONGEST_S} seconds"
+        )
     if args.seed is None:
         args.seed = int.from_bytes(os.urandom(4), "little")
     if not 0 <= args.seed < 1 << 62:
