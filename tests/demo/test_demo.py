@@ -17,6 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BACKEND = os.environ.get("KVRAIL_DEMO_BACKEND", "RBLN")
 SMALL = ("--tokens", "80")
 LIMIT = 60
+needs_kvrail = pytest.mark.skipif(BACKEND != "RBLN", reason="asks the plugin of this project")
 
 
 class Demo:
@@ -190,6 +191,43 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated():
 def test_a_bad_flag_is_refused_in_json_too(flags, text):
     code, report, err = run_json(*flags)
     assert code == 2 and text in report["error"] and text in err
+
+
+@needs_kvrail
+def test_the_engines_variables_count_where_no_flag_says_otherwise():
+    env = {"KVRAIL_RAILS": "4", "KVRAIL_STRIPE_WIDTH": " 1 "}
+    code, report, err = run_json(*SMALL, env=env)
+    assert code == 0 and len(report["rails"]) == 4 and report["stripe_width"] == 1, err
+    # One rail a transfer: the three others carry nothing.
+    assert sorted(rail["bytes"] for rail in report["rails"])[:3] == [0, 0, 0]
+    code, report, err = run_json(*SMALL, "--rails", "3", "--stripe-width", "0", env=env)
+    assert code == 0 and len(report["rails"]) == 3 and report["stripe_width"] == 0, err
+    code, report, err = run_json(*SMALL, env={"KVRAIL_RAILS": "1", "KVRAIL_STRIPE_WIDTH": ""})
+    assert code == 0 and len(report["rails"]) == 1 and report["stripe_width"] == 1, err
+
+
+@pytest.mark.parametrize(
+    "name, value, allowed",
+    [
+        ("KVRAIL_RAILS", "17", "1 to 16"),
+        ("KVRAIL_RAILS", "0", "1 to 16"),
+        ("KVRAIL_RAILS", "two", "1 to 16"),
+        ("KVRAIL_RAILS", "9" * 5000, "1 to 16"),
+        ("KVRAIL_STRIPE_WIDTH", "-1", "0 to 1"),
+    ],
+)
+def test_a_bad_variable_is_refused_by_its_name(name, value, allowed):
+    code, _, err = run(*SMALL, env={name: value})
+    assert code == 2 and f"{name} is '{value}', it must be {allowed}, or not set" in err
+
+
+@needs_kvrail
+def test_what_kvrail_warns_of_is_shown_once_and_the_usual_line_is_not():
+    code, out, err = run(*SMALL, "--json", env={"KVRAIL_STRIPEWIDTH": "0"})
+    told = [line for line in err.splitlines() if line.startswith("kvrail:")]
+    assert code == 0 and len(told) == 1, err
+    assert told[0].startswith("kvrail: warn: ") and "did you mean KVRAIL_STRIPE_WIDTH?" in told[0]
+    json.loads(out)
 
 
 def test_a_missing_plugin_is_named(tmp_path):

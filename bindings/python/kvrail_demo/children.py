@@ -13,6 +13,9 @@ from kvrail_demo import signals
 from kvrail_demo.wire import Lines, send
 
 END_S = 5.0  # what a worker gets to end by itself before it is killed
+WARNED = ("kvrail: warn: ", "kvrail: error: ")
+# Every run on a host without RDMA has this one, and the result names the transport.
+KNOWN = "kvrail: warn: transport auto: no RDMA rails, so transport local is used"
 
 
 class ChildFailed(Exception):
@@ -65,11 +68,13 @@ class Child:
         return f"{how} in phase '{self.phase}'{self.last_words()}"
 
     def last_words(self):
+        return "".join(f"\n  | {line}" for line in self.logged()[-12:])
+
+    def logged(self):
         try:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
+            return self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
-            return ""
-        return "".join(f"\n  | {line}" for line in lines[-12:])
+            return []
 
 
 class Children:
@@ -145,6 +150,14 @@ class Children:
         return (
             f"{child.role} failed in phase '{child.phase}'{others}: {message}{child.last_words()}"
         )
+
+    def warnings(self, most=12):
+        """What kvrail warned of in either worker's log, each line once."""
+        lines = [line for child in self.all.values() for line in child.logged()]
+        told = [line for line in lines if line.startswith(WARNED) and not line.startswith(KNOWN)]
+        told = list(dict.fromkeys(told))
+        more = [f"and {len(told) - most} more lines; KVRAIL_LOG=warn shows all"]
+        return told[:most] + more * (len(told) > most)
 
     def exit_codes(self):
         """Waits for both to end by themselves; a bad end after all the work is still a failure."""
