@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from kvrail_demo import geometry, show, stats
-from kvrail_demo.children import Child, ChildFailed, Children
+from kvrail_demo.children import Child, ChildFailed, Children, Silent
 from kvrail_demo.signals import Interrupted
 
 ROLES = ("prefill", "decode")
@@ -121,8 +121,8 @@ def run(args, plan, bar):
         params = {"rails": str(args.rails), "stripe_width": str(args.stripe_width)}
     start = {
         "backend": args.backend, "params": params, "direction": args.direction, "seed": args.seed,
-        "request": f"cmpl-{args.seed:08x}", "timeout": args.timeout + args.hold,
-        "hold": args.hold, "spoil": args.spoil, "plan": plan.to_dict(),
+        "request": f"cmpl-{args.seed:08x}", "hold": args.hold, "spoil": args.spoil,
+        "plan": plan.to_dict(),
     }
 
     def make(role, folder):
@@ -134,7 +134,7 @@ def run(args, plan, bar):
         for child in children.all.values():
             child.command("start", **start)
         figures = Path(children.folder.name, f"{initiator}.stats")
-        for child, event in children.events(args.timeout + args.hold):
+        for child, event in children.events(args.timeout):
             kind = event["event"]
             if kind == "progress":
                 note = rails_now(figures, args.direction) if event["phase"] == "move" else ""
@@ -223,6 +223,8 @@ def main(argv):
         outcome = report(args, plan, *run(args, plan, bar))
     except (Refused, ValueError, geometry.DoesNotFit) as error:
         return fail(REFUSED, str(error))
+    except Silent as error:
+        return fail(FAILED, f"{error}; a larger --timeout (up to {LONGEST_S}) waits longer")
     except ChildFailed as error:
         return fail(FAILED, str(error))
     except Interrupted as stop:
