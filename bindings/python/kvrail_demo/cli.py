@@ -49,7 +49,8 @@ def parse(argv):
         help="1: one rail a transfer; 0: every rail; default: KVRAIL_STRIPE_WIDTH, or if it is not "
         "set 0 with more than one rail")
     add("--seed", type=int, help="of patterns and block tables; default: a new one, shown")
-    add("--json", action="store_true", help="print one JSON object, and nothing else on standard output; progress is on stderr")
+    add("--json", action="store_true",
+        help="print one JSON object and nothing else on standard output; progress goes to stderr")
     add("--spoil", nargs="?", choices=("source", "target"), const="source",
         help="take one block from (or put it in) a wrong place: the check must fail the run")
     add("--timeout", type=float, default=60.0,
