@@ -17,6 +17,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BACKEND = os.environ.get("KVRAIL_DEMO_BACKEND", "RBLN")
 SMALL = ("--tokens", "80")
 LIMIT = 60
+# A dial to a stopped process ends after 3 s by itself; the demo's own limit is what is tested.
+LONG_DIAL = {"KVRAIL_CONNECT_TIMEOUT_MS": "60000"}
+needs_kvrail = pytest.mark.skipif(BACKEND != "RBLN", reason="asks the plugin of this project")
 
 
 class Demo:
@@ -178,6 +181,11 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated():
         (("--tokens", "0"), "--tokens is 0"),
         (("--tp", "3"), "--tp is 3"),
         (("--rails", "0"), "--rails is 0"),
+        (("--timeout", "0"), "--timeout is 0.0, it must be more than 0 and at most 86400 seconds"),
+        (("--timeout", "nan"), "--timeout is nan"),
+        (("--timeout", "inf"), "--timeout is inf"),
+        (("--timeout", "1e10"), "--timeout is 10000000000.0"),
+        (("--timeout", "86400.1"), "--timeout is 86400.1"),
         (("--model", "gpt-2"), "'gpt-2'"),
         (("--nonsense",), "--nonsense"),
     ],
@@ -185,6 +193,43 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated():
 def test_a_bad_flag_is_refused_in_json_too(flags, text):
     code, report, err = run_json(*flags)
     assert code == 2 and text in report["error"] and text in err
+
+
+@needs_kvrail
+def test_the_engines_variables_count_where_no_flag_says_otherwise():
+    env = {"KVRAIL_RAILS": "4", "KVRAIL_STRIPE_WIDTH": " 1 "}
+    code, report, err = run_json(*SMALL, env=env)
+    assert code == 0 and len(report["rails"]) == 4 and report["stripe_width"] == 1, err
+    # One rail a transfer: the three others carry nothing.
+    assert sorted(rail["bytes"] for rail in report["rails"])[:3] == [0, 0, 0]
+    code, report, err = run_json(*SMALL, "--rails", "3", "--stripe-width", "0", env=env)
+    assert code == 0 and len(report["rails"]) == 3 and report["stripe_width"] == 0, err
+    code, report, err = run_json(*SMALL, env={"KVRAIL_RAILS": "1", "KVRAIL_STRIPE_WIDTH": ""})
+    assert code == 0 and len(report["rails"]) == 1 and report["stripe_width"] == 1, err
+
+
+@pytest.mark.parametrize(
+    "name, value, allowed",
+    [
+        ("KVRAIL_RAILS", "17", "1 to 16"),
+        ("KVRAIL_RAILS", "0", "1 to 16"),
+        ("KVRAIL_RAILS", "two", "1 to 16"),
+        ("KVRAIL_RAILS", "9" * 5000, "1 to 16"),
+        ("KVRAIL_STRIPE_WIDTH", "-1", "0 to 1"),
+    ],
+)
+def test_a_bad_variable_is_refused_by_its_name(name, value, allowed):
+    code, _, err = run(*SMALL, env={name: value})
+    assert code == 2 and f"{name} is '{value}', it must be {allowed}, or not set" in err
+
+
+@needs_kvrail
+def test_what_kvrail_warns_of_is_shown_once_and_the_usual_line_is_not():
+    code, out, err = run(*SMALL, "--json", env={"KVRAIL_STRIPEWIDTH": "0"})
+    told = [line for line in err.splitlines() if line.startswith("kvrail:")]
+    assert code == 0 and len(told) == 1, err
+    assert told[0].startswith("kvrail: warn: ") and "did you mean KVRAIL_STRIPE_WIDTH?" in told[0]
+    json.loads(out)
 
 
 def test_a_missing_plugin_is_named(tmp_path):
@@ -276,12 +321,51 @@ def test_a_killed_worker_is_named_and_the_other_ends(role):
     assert json.loads(out)["error"].startswith(f"{role} was killed by SIGKILL")
 
 
-def test_a_worker_that_hangs_ends_the_run_within_the_timeout():
-    demo = Demo("--timeout", "2", "--hold", "1", *SMALL)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_stopped_worker_ends_the_run_within_the_timeout_and_is_named(role):
+    demo = Demo("--timeout", "3", "--hold", "1", *SMALL, env=LONG_DIAL)
     demo.wait_for("filling")
-    os.kill(demo.workers()["decode"], signal.SIGSTOP)
-    code, _, err = demo.end(20)
-    assert code == 1 and "decode in phase 'hold'" in err and " 3.0 s" in err
+    began = time.monotonic()
+    os.kill(demo.workers()[role], signal.SIGSTOP)
+    code, _, err = demo.end(30)
+    assert code == 1 and "no news from either process for 3.0 s: prefill in phase '" in err
+    assert f"{role} in phase '" in err and err.count("', stopped by a signal") == 1
+    assert f"{role} in" in err.split(", stopped by")[0].rsplit("', ", 1)[-1]
+    assert "a larger --timeout" in err
+    assert time.monotonic() - began > 3
+
+
+@pytest.mark.parametrize("direction, slow", [("pull", "decode"), ("push", "prefill")])
+def test_a_worker_waits_for_a_slow_one_as_long_as_that_one_moves(direction, slow, tmp_path):
+    """Filling and checking take longer than the timeout, each step of them much less."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        f"if 'kvrail_demo.worker' in sys.orig_argv and '{slow}' in sys.orig_argv:\n"
+        "    from kvrail_demo.pattern import DATA, Pattern\n"
+        "    def slowly(call, at):\n"
+        "        def wrapped(*args):\n"
+        "            time.sleep(0.25 if at is None or args[at] == DATA else 0)\n"
+        "            return call(*args)\n"
+        "        return wrapped\n"
+        "    Pattern.fill = slowly(Pattern.fill, None)\n"
+        "    Pattern.compare = slowly(Pattern.compare, 3)\n"
+    )
+    env = {"PYTHONPATH": f"{REPOSITORY / 'bindings' / 'python'}:{tmp_path}"}
+    demo = Demo("--timeout", "5", "--direction", direction, *SMALL, env=env)
+    code, _, err = demo.end()
+    assert code == 0, err
+    assert time.monotonic() - demo.began > 2 * 28 * 0.25
+
+
+def test_time_in_which_all_processes_are_stopped_does_not_count():
+    """Ctrl-Z, and fg after longer than the timeout."""
+    demo = Demo("--timeout", "2", "--hold", "1", *SMALL, env=LONG_DIAL)
+    demo.wait_for("filling")
+    os.killpg(demo.process.pid, signal.SIGSTOP)
+    time.sleep(4)
+    os.killpg(demo.process.pid, signal.SIGCONT)
+    code, _, err = demo.end()
+    assert code == 0, err
 
 
 def test_the_workers_end_with_a_killed_parent():

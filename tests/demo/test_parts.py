@@ -8,6 +8,7 @@ import pytest
 
 import shapes
 from kvrail_demo import cli, geometry, show, stats
+from kvrail_demo.children import KNOWN, Child, Children
 from kvrail_demo.pattern import CANARY, DATA, Pattern
 from kvrail_demo.wire import Lines, send
 
@@ -199,6 +200,22 @@ def test_messages_are_cut_out_of_the_pipe():
     assert lines.read() == [{"b": "\n", "c": 2}, {"d": 3}]
     assert lines.read() is None
     os.close(read)
+
+
+def test_of_many_warnings_the_first_are_shown(tmp_path):
+    log = tmp_path / "decode.log"
+    lines = [f"kvrail: {level}: {at}" for at in range(10) for level in ("info", "warn", "error")]
+    log.write_text("\n".join(["some library", f"{KNOWN} (and why)", "  more of it", *lines, *lines,
+                              "kvrail: warn: a", "  and b"]) + "\n")
+    both = Children(("prefill", "decode"), None)
+    for role in both.roles:
+        both.all[role] = Child.__new__(Child)
+        both.all[role].log = tmp_path / f"{role}.log"  # prefill has none
+    told = both.warnings(most=12)
+    assert told[:3] == ["kvrail: warn: 0", "kvrail: error: 0", "kvrail: warn: 1"]
+    assert len(told) == 13 and told[-1].startswith("and 9 more")
+    assert both.warnings(most=21)[-1] == "kvrail: warn: a\n  and b"
+    assert len(both.warnings(most=21)) == 21
 
 
 def test_the_bench_takes_the_ratio_in_each_pair_and_then_the_median():

@@ -12,11 +12,19 @@ from pathlib import Path
 from kvrail_demo import signals
 from kvrail_demo.wire import Lines, send
 
+TICK_S = 0.1  # how often the parent looks at its signals
 END_S = 5.0  # what a worker gets to end by itself before it is killed
+WARNED = ("kvrail: warn: ", "kvrail: error: ")
+# Every run on a host without RDMA has this one, and the result names the transport.
+KNOWN = "kvrail: warn: transport auto: no RDMA rails, so transport local is used"
 
 
 class ChildFailed(Exception):
     pass
+
+
+class Silent(ChildFailed):
+    """Neither worker said anything for too long."""
 
 
 def _ignore_interrupt():
@@ -64,12 +72,20 @@ class Child:
             how = f"was killed by {signal.Signals(-code).name}"
         return f"{how} in phase '{self.phase}'{self.last_words()}"
 
+    def state(self):
+        stopped = os.waitid(
+            os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        )
+        return f"{self.role} in phase '{self.phase}'" + (", stopped by a signal" if stopped else "")
+
     def last_words(self):
+        return "".join(f"\n  | {line}" for line in self.logged()[-12:])
+
+    def logged(self):
         try:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
+            return self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
-            return ""
-        return "".join(f"\n  | {line}" for line in lines[-12:])
+            return []
 
 
 class Children:
@@ -108,15 +124,18 @@ class Children:
 
     def events(self, timeout, tick=None):
         """Yields (child, event) until every worker is gone. Raises ChildFailed when one dies,
-        reports an error, or when neither says anything for `timeout` seconds; Interrupted."""
-        heard = time.monotonic()
+        reports an error, or when neither says anything for `timeout` seconds; Interrupted.
+
+        What counts is how long was waited here: time in which all of us were stopped does not."""
+        silent = 0.0
         while not all(child.gone for child in self.all.values()):
-            ready = self.selector.select(0.1)
+            ready = self.selector.select(TICK_S)
+            silent = 0.0 if ready else silent + TICK_S
             signals.check()
             if tick is not None:
                 tick()
             for key, _ in ready:
-                child, heard = key.data, time.monotonic()
+                child = key.data
                 messages = child.lines.read()
                 if messages is None:
                     self.selector.unregister(child.events)
@@ -128,9 +147,9 @@ class Children:
                     child.phase = event.get("phase", event["event"])
                     child.gone = child.gone or event["event"] == "gone"
                     yield child, event
-            if time.monotonic() - heard > timeout:
-                seen = ", ".join(f"{c.role} in phase '{c.phase}'" for c in self.all.values())
-                raise ChildFailed(f"no news from either process for {timeout} s ({seen})")
+            if silent >= timeout:
+                seen = ", ".join(child.state() for child in self.all.values())
+                raise Silent(f"no news from either process for {timeout} s: {seen}")
 
     def blame(self, child, message):
         """An error may only follow from the other worker's death: then that comes first."""
@@ -145,6 +164,20 @@ class Children:
         return (
             f"{child.role} failed in phase '{child.phase}'{others}: {message}{child.last_words()}"
         )
+
+    def warnings(self, most=12):
+        """What kvrail warned of in either worker's log, each once."""
+        told, more = [], False
+        for line in (line for child in self.all.values() for line in child.logged()):
+            if more and line.startswith("  "):  # a warning of several lines
+                told[-1] += f"\n{line}"
+                continue
+            more = line.startswith(WARNED) and not line.startswith(KNOWN)
+            if more:
+                told.append(line)
+        told = list(dict.fromkeys(told))
+        rest = [f"and {len(told) - most} more; KVRAIL_LOG=warn shows all"]
+        return told[:most] + rest * (len(told) > most)
 
     def exit_codes(self):
         """Waits for both to end by themselves; a bad end after all the work is still a failure."""

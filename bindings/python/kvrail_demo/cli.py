@@ -4,15 +4,17 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 from kvrail_demo import geometry, show, stats
-from kvrail_demo.children import Child, ChildFailed, Children
+from kvrail_demo.children import Child, ChildFailed, Children, Silent
 from kvrail_demo.signals import Interrupted
 
 ROLES = ("prefill", "decode")
 OK, FAILED, REFUSED = 0, 1, 2
+LONGEST_S = 86400
 
 
 class Refused(Exception):
@@ -30,7 +32,9 @@ def parse(argv):
         description="Moves the KV cache of one request from a prefill to a decode process: two "
         "NIXL agents, backend RBLN. Every byte is checked. One rank of a tp group is moved.",
         epilog="Exit status: 0 moved and checked, 1 failed, 2 could not start, 128 + n ended by "
-        "signal n. KVRAIL_LOG or NIXL_LOG_LEVEL show what both processes log.",
+        "signal n. The engine's variables (KVRAIL_...) count in both processes, where no option "
+        "says otherwise. KVRAIL_LOG or NIXL_LOG_LEVEL show what both processes log; without them "
+        "only warnings and errors of kvrail are shown, at the end.",
     )
     add = parser.add_argument
     add("--model", choices=geometry.MODELS, default="qwen3-0.6b", help="default: %(default)s")
@@ -39,29 +43,49 @@ def parse(argv):
     add("--tp", type=int, default=1, help="tensor-parallel size; default: %(default)s")
     add("--direction", choices=("pull", "push"), default="pull",
         help="pull: decode READs; push: prefill WRITEs; default: %(default)s")
-    add("--rails", type=int, default=2, help="rails of each side, 1 to 16; default: %(default)s")
+    add("--rails", type=int,
+        help="rails of each side, 1 to 16; default: KVRAIL_RAILS, or 2 if it is not set")
     add("--stripe-width", type=int, choices=(0, 1),
-        help="1: one rail a transfer; 0: every rail; default: 0 with more than one rail")
+        help="1: one rail a transfer; 0: every rail; default: KVRAIL_STRIPE_WIDTH, or if it is not "
+        "set 0 with more than one rail")
     add("--seed", type=int, help="of patterns and block tables; default: a new one, shown")
-    add("--json", action="store_true", help="print one JSON object and nothing else")
+    add("--json", action="store_true",
+        help="print one JSON object and nothing else on standard output; progress goes to stderr")
     add("--spoil", nargs="?", choices=("source", "target"), const="source",
         help="take one block from (or put it in) a wrong place: the check must fail the run")
     add("--timeout", type=float, default=60.0,
-        help="seconds without any progress that end the run; default: %(default)s")
+        help="seconds without any progress that end the run, more than 0, at most 86400; default: "
+        "%(default)s")
     add("--backend", default="RBLN", help=argparse.SUPPRESS)  # development: UCX
     add("--hold", type=float, default=0.0, help=argparse.SUPPRESS)  # tests: wait before the post
     args = parser.parse_args(argv)
+    if args.rails is None:
+        args.rails = variable("KVRAIL_RAILS", 1, 16, 2)
     if not 1 <= args.rails <= 16:
         raise Refused(f"--rails is {args.rails}, it must be 1 to 16")
-    if args.timeout <= 0:
-        raise Refused(f"--timeout is {args.timeout}, it must be more than 0 seconds")
+    if not 0 < args.timeout <= LONGEST_S:  # nan is in no range
+        raise Refused(
+            f"--timeout is {args.timeout}, it must be more than 0 and at most {LONGEST_S} seconds"
+        )
     if args.seed is None:
         args.seed = int.from_bytes(os.urandom(4), "little")
     if not 0 <= args.seed < 1 << 62:
         raise Refused(f"--seed is {args.seed}, it must be between 0 and {(1 << 62) - 1}")
     if args.stripe_width is None:
-        args.stripe_width = 1 if args.rails == 1 else 0
+        args.stripe_width = variable("KVRAIL_STRIPE_WIDTH", 0, 1, 1 if args.rails == 1 else 0)
     return args
+
+
+def variable(name, least, most, default):
+    """The engine's variable, read as it does; the demo's default where that is not set."""
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    # More digits are out of range, and `int` refuses thousands of them in words of its own.
+    digits = text.strip(" \t\r\n").lstrip("0")[:4] or "0"
+    if not re.fullmatch(r"\s*[0-9]+\s*", text, re.ASCII) or not least <= int(digits) <= most:
+        raise Refused(f"{name} is {text!r}, it must be {least} to {most}, or not set")
+    return int(digits)
 
 
 def environment(backend, folder, role):
@@ -98,8 +122,8 @@ def run(args, plan, bar):
         params = {"rails": str(args.rails), "stripe_width": str(args.stripe_width)}
     start = {
         "backend": args.backend, "params": params, "direction": args.direction, "seed": args.seed,
-        "request": f"cmpl-{args.seed:08x}", "timeout": args.timeout + args.hold,
-        "hold": args.hold, "spoil": args.spoil, "plan": plan.to_dict(),
+        "request": f"cmpl-{args.seed:08x}", "hold": args.hold, "spoil": args.spoil,
+        "plan": plan.to_dict(),
     }
 
     def make(role, folder):
@@ -111,7 +135,7 @@ def run(args, plan, bar):
         for child in children.all.values():
             child.command("start", **start)
         figures = Path(children.folder.name, f"{initiator}.stats")
-        for child, event in children.events(args.timeout + args.hold):
+        for child, event in children.events(args.timeout):
             kind = event["event"]
             if kind == "progress":
                 note = rails_now(figures, args.direction) if event["phase"] == "move" else ""
@@ -130,6 +154,8 @@ def run(args, plan, bar):
                     for each in children.all.values():
                         each.command("bye")
         children.exit_codes()
+        for line in children.warnings():
+            bar.say(line)
         return results, stats.read(figures)
 
 
@@ -198,6 +224,8 @@ def main(argv):
         outcome = report(args, plan, *run(args, plan, bar))
     except (Refused, ValueError, geometry.DoesNotFit) as error:
         return fail(REFUSED, str(error))
+    except Silent as error:
+        return fail(FAILED, f"{error}; a larger --timeout (up to {LONGEST_S}) waits longer")
     except ChildFailed as error:
         return fail(FAILED, str(error))
     except Interrupted as stop:

@@ -41,10 +41,12 @@ class Pattern:
         self.scratch = np.empty((rows, self.words), np.uint64)
 
     def fill(self, region, kind, layer, blocks=None):
-        """Writes the blocks (all, or those named) of a layer's region [blocks][words]."""
-        if blocks is None:
-            rows = keys(self.seed, kind, layer, np.arange(len(region)))
-            np.add(self.ramp[None, :], rows[:, None], out=region)
+        """Writes the blocks (all, those of a slice, or those named) of a layer's region
+        [blocks][words]."""
+        if blocks is None or isinstance(blocks, slice):
+            blocks = blocks or slice(None)
+            rows = keys(self.seed, kind, layer, np.arange(len(region))[blocks])
+            np.add(self.ramp[None, :], rows[:, None], out=region[blocks])
             return
         for block, key in zip(blocks, keys(self.seed, kind, layer, blocks)):
             np.add(self.ramp, key, out=region[block])

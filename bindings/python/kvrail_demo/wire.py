@@ -47,14 +47,15 @@ class ChildLink:
         with self.lock:
             send(self.write_fd, {"event": event, **fields})
 
-    def next(self, timeout):
+    def next(self, timeout=None):
         try:
             return self.inbox.get(timeout=timeout)
         except queue.Empty:
             raise TimeoutError(f"no command from the parent within {timeout} s") from None
 
-    def wait(self, command, timeout):
-        message = self.next(timeout)
+    def wait(self, command):
+        """Waits as long as there is a parent: only it knows what the other worker does."""
+        message = self.next()
         if message["command"] != command:
             raise RuntimeError(f"the parent sent '{message['command']}' instead of '{command}'")
         return message

@@ -22,6 +22,7 @@ from kvrail_demo.wire import ChildLink
 PUSH_REG = b"PUSH_REG:"
 PUSH_PART = 32 << 10  # a notification carries at most 64 KiB
 REPORT_S = 0.1
+PIECE = 64 << 20  # bytes filled or compared between two reports
 
 
 class Worker:
@@ -29,7 +30,7 @@ class Worker:
         self.link, self.role = link, role
         self.backend, self.params = start["backend"], start["params"]
         self.direction, self.request = start["direction"], start["request"]
-        self.timeout, self.hold, self.spoil = start["timeout"], start["hold"], start["spoil"]
+        self.hold, self.spoil = start["hold"], start["spoil"]
         self.plan = Plan(**start["plan"])
         self.blocks = self.plan.blocks(role)
         self.pattern = Pattern(start["seed"], self.plan.block_bytes)
@@ -43,6 +44,7 @@ class Worker:
     def set_up(self):
         from nixl._api import nixl_agent, nixl_agent_config
 
+        self.busy("agent")
         name = f"{self.role}-{uuid.uuid4()}"
         self.agent = nixl_agent(name, nixl_agent_config(backends=[], capture_telemetry=True))
         if self.backend not in self.agent.plugin_list:
@@ -51,8 +53,10 @@ class Worker:
                 f"{', '.join(sorted(self.agent.plugin_list))}); NIXL_PLUGIN_DIR is "
                 f"{os.environ.get('NIXL_PLUGIN_DIR', 'not set')}"
             )
+        self.busy("backend")
         self.agent.create_backend(self.backend, self.params)
         self.fill()
+        self.busy("register")
         descs = self.agent.get_reg_descs(
             [(region.ctypes.data, region.nbytes, 0, "") for region in self.regions], "DRAM"
         )
@@ -63,12 +67,13 @@ class Worker:
         """Every KV block of the sender its own pattern; every block of the receiver a canary."""
         kind = DATA if self.role == "prefill" else CANARY
         self.regions = []
-        size = self.blocks * self.plan.block_bytes
+        total = self.plan.layers * self.blocks
         for layer in self.layers:
             region = np.empty((self.blocks, self.pattern.words), np.uint64)
-            self.pattern.fill(region, kind, layer)
+            for piece in self.pieces(self.blocks):
+                self.pattern.fill(region, kind, layer, piece)
+                self.progress_of_blocks("fill", layer * self.blocks + piece.stop, total)
             self.regions.append(region)
-            self.progress("fill", (layer + 1) * size, self.plan.layers * size)
 
     def about_me(self):
         return {
@@ -82,7 +87,7 @@ class Worker:
     # ---- the four parts ----------------------------------------------------------------------
 
     def pull_decode(self):
-        peer = self.link.wait("peer", self.timeout)
+        peer = self.link.wait("peer")
         self.source_table = np.array(peer["table"])
         self.initiate("READ", peer)
         return {"check": self.check_received()}
@@ -92,11 +97,13 @@ class Worker:
         else: had the notification come before the data was read, decode would read that."""
         note = self.await_notification()
         for layer in self.layers:
-            self.pattern.fill(self.regions[layer], FREED, layer, self.table)
+            for piece in self.pieces(len(self.table)):
+                self.pattern.fill(self.regions[layer], FREED, layer, self.table[piece])
+                self.busy("free")
         return {"notification": note, "check": self.check_sent(self.unused)}
 
     def push_decode(self):
-        peer = self.link.wait("peer", self.timeout)
+        peer = self.link.wait("peer")
         self.source_table = np.array(peer["table"])
         remote = self.agent.add_remote_agent(base64.b64decode(peer["metadata"]))
         self.remotes.append(remote)
@@ -129,14 +136,17 @@ class Worker:
 
     def initiate(self, operation, peer):
         agent = self.agent
+        self.busy("prepare")
         remote = agent.add_remote_agent(base64.b64decode(peer["metadata"]))
         self.remotes.append(remote)
         here = agent.prep_xfer_dlist(
             "NIXL_INIT_AGENT", self.descriptors(self.bases(), self.blocks)
         )
         self.dlists.append(here)
+        self.busy("prepare")
         there = agent.prep_xfer_dlist(remote, self.descriptors(peer["bases"], peer["blocks"]))
         self.dlists.append(there)
+        self.busy("prepare")
         mine, theirs = self.table, np.array(peer["table"])
         if self.spoil:
             if (self.spoil == "source") == (operation == "READ"):
@@ -152,9 +162,7 @@ class Worker:
             notif_msg=f"{self.request}:1".encode(),
         )
         self.handles.append(handle)
-        if self.hold:
-            self.progress("hold", 0, 1)
-            time.sleep(self.hold)
+        self.wait_before_post()
         self.progress("move", 0, self.plan.bytes)
         begin = time.perf_counter_ns()
         state = agent.transfer(handle)
@@ -165,7 +173,7 @@ class Worker:
             state = agent.check_xfer_state(handle)
             return state != "PROC"
 
-        self.until(ended, state != "PROC", "the transfer")
+        self.until(ended, state != "PROC")
         end = time.perf_counter_ns()
         if state != "DONE":
             raise RuntimeError(f"the transfer ended in state {state}")
@@ -181,6 +189,12 @@ class Worker:
             "post_us": (posted - begin) / 1e3,
         }
 
+    def wait_before_post(self):
+        end = time.monotonic() + self.hold
+        while (left := end - time.monotonic()) > 0:
+            self.progress("hold", 1000 * (self.hold - left), 1000 * self.hold)
+            time.sleep(min(left, REPORT_S))
+
     def bases(self):
         return [region.ctypes.data for region in self.regions]
 
@@ -190,21 +204,19 @@ class Worker:
         wrong[-1] = np.setdiff1d(np.arange(blocks), table)[0]
         return wrong
 
-    def until(self, done, already, what, moving=None):
-        """Polls as an engine's step would, and tells the parent how far the data is."""
+    def until(self, done, already, moving=None):
+        """Polls as an engine's step would, and tells the parent how far the data is. Only what
+        moved is told: when nothing moves on either side, the parent ends us."""
         if already:
             return
         if moving is None and self.role == "decode":
             moving = self.arrived
-        limit = time.monotonic() + self.timeout
-        report = 0.0
+        report, told = 0.0, 0
         while not done():
-            now = time.monotonic()
-            if now > limit:
-                raise TimeoutError(f"{what} did not end within {self.timeout} s")
-            if moving is not None and now - report > REPORT_S:
-                self.progress("move", moving() * self.plan.block_bytes, self.plan.bytes)
-                report = time.monotonic()
+            if moving is not None and time.monotonic() - report > REPORT_S:
+                if (now := moving()) != told:
+                    self.progress_of_blocks("move", now, self.plan.descriptors)
+                report, told = time.monotonic(), now
             time.sleep(0.0002)
 
     def arrived(self):
@@ -223,7 +235,8 @@ class Worker:
         return len(self.notes)
 
     def await_notification(self, moving=None):
-        self.until(self.take, self.take(), "the wait for the notification", moving)
+        self.busy("wait for the notification")
+        self.until(self.take, self.take(), moving)
         sender, message = self.notes.pop(0)
         text = message.decode(errors="replace")
         if text != f"{self.request}:1":
@@ -235,7 +248,8 @@ class Worker:
     def await_registration(self):
         parts, wanted = {}, 1
         while len(parts) < wanted:
-            self.until(self.take, self.take(), "the wait for decode's registration")
+            self.busy("wait for decode's registration")
+            self.until(self.take, self.take())
             sender, message = self.notes.pop(0)
             head, _, body = message[len(PUSH_REG) :].partition(b"\n")
             if not message.startswith(PUSH_REG):
@@ -248,28 +262,47 @@ class Worker:
 
     def check_received(self):
         """Every byte of the request's blocks, and every byte of the blocks beside them."""
-        wrong, total = [], self.plan.layers * self.blocks * self.plan.block_bytes
+        wrong, done, total = [], 0, self.plan.layers * self.blocks
         for layer, region in enumerate(self.regions):
-            args = (DATA, layer, self.source_table)
-            wrong += self.pattern.compare(region, self.table, *args)
-            args = (CANARY, layer, self.unused)
-            wrong += self.pattern.compare(region, self.unused, *args)
-            self.progress("check", (layer + 1) * total // self.plan.layers, total)
-        spare = self.plan.layers * len(self.unused) * self.plan.block_bytes
-        return {"compared": total - spare, "untouched": spare, "wrong": wrong}
+            for table, kind, origin in (
+                (self.table, DATA, self.source_table), (self.unused, CANARY, self.unused),
+            ):
+                for piece in self.pieces(len(table)):
+                    args = (kind, layer, origin[piece])
+                    wrong += self.pattern.compare(region, table[piece], *args)
+                    done += piece.stop - piece.start
+                    self.progress_of_blocks("check", done, total)
+        spare = self.plan.layers * len(self.unused)
+        size = self.plan.block_bytes
+        return {"compared": (total - spare) * size, "untouched": spare * size, "wrong": wrong}
 
     def check_sent(self, blocks):
         """The sender's own blocks are as they were."""
         wrong = []
         for layer, region in enumerate(self.regions):
-            wrong += self.pattern.compare(region, blocks, DATA, layer, blocks)
+            for piece in self.pieces(len(blocks)):
+                part = blocks[piece]
+                wrong += self.pattern.compare(region, part, DATA, layer, part)
+                self.busy("check")
         size = self.plan.layers * len(blocks) * self.plan.block_bytes
         return {"compared": 0, "untouched": size, "wrong": wrong}
+
+    def pieces(self, blocks):
+        """Slices of so many blocks, each so short that the parent hears of us in between."""
+        step = max(1, PIECE // self.plan.block_bytes)
+        return (slice(at, min(at + step, blocks)) for at in range(0, blocks, step))
 
     # ---- frame -------------------------------------------------------------------------------
 
     def progress(self, phase, done, total):
         self.link.send("progress", phase=phase, done=int(done), total=int(total))
+
+    def progress_of_blocks(self, phase, done, total):
+        self.progress(phase, done * self.plan.block_bytes, total * self.plan.block_bytes)
+
+    def busy(self, phase):
+        """A sign of life in what the bar does not show."""
+        self.link.send("busy", phase=phase)
 
     def run(self):
         self.remotes, self.dlists, self.handles, self.notes = [], [], [], []
@@ -279,7 +312,7 @@ class Worker:
         result = getattr(self, f"{self.direction}_{self.role}")()
         result["check"]["wrong"] = shorten(result["check"]["wrong"])
         self.link.send("result", moved=self.moved, **result)
-        self.link.wait("bye", self.timeout)
+        self.link.wait("bye")
         self.take()
         if self.notes:
             raise RuntimeError(f"a notification came twice, or from nowhere: {self.notes[0]}")
@@ -306,7 +339,7 @@ def shorten(texts, most=4):
 
 def main():
     link = ChildLink(int(sys.argv[2]), int(sys.argv[3]))
-    start = link.wait("start", 60)
+    start = link.wait("start")
     try:
         Worker(link, sys.argv[1], start).run()
         code = 0
