@@ -58,6 +58,8 @@ nightly: tools-rust plugin ## fleets of simulated engines, drives, versions [SEE
 	@python=$$(scripts/python.sh) && status=0; \
 		KVRAIL_TEST_CYCLES=10000 "$$python" scripts/test.py rbln || status=1; \
 		"$$python" scripts/test.py nixl || status=1; \
+		KVRAIL_VLLM_NEXT=1 "$$python" scripts/test.py vllm || status=1; \
+		mv build/test-logs/vllm.xml build/test-logs/vllm-next.xml; \
 		PYTEST_ADDOPTS="--backends=RBLN,UCX" "$$python" scripts/test.py vllm || status=1; \
 		mkdir -p build/test-logs; log=build/test-logs/drive.log; \
 		scripts/drive.sh --nightly > $$log || status=1; tail -n 60 $$log; \

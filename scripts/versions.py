@@ -111,7 +111,7 @@ def rbln_rows(log):
 
 
 SOURCES = [("nixl.xml", nixl_rows), ("rbln.xml", wheel_rows), ("vllm.xml", vllm_rows),
-           ("drive.log", rbln_rows)]
+           ("vllm-next.xml", vllm_rows), ("drive.log", rbln_rows)]
 
 
 def table():

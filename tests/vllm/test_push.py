@@ -43,12 +43,12 @@ def test_every_prompt_token_came_from_prefill(pair):
     assert took["vllm:nixl_bytes_transferred"] == 0
 
 
-def test_prefill_holds_pushed_blocks_until_the_lease_ends(pair):
-    """vLLM's fault: it looks for a push that ended among those that it receives
-    (push_worker.get_transfer_results, `if req_id in self._recving_metadata`)."""
+def test_prefill_holds_pushed_blocks_until_the_lease_ends(roles, pair):
+    """vLLM 0.30's fault: it looks for a push that ended among those that it receives
+    (push_worker.get_transfer_results, `if req_id in self._recving_metadata`). 0.32 holds none."""
     state = pair.prefill.state()
     assert state["counters"]["vllm:nixl_num_kv_expired_reqs"] == 0
-    assert state["held"] == 2 * len(ALL)
+    assert state["held"] == (2 * len(ALL) if roles.version.startswith("0.30.") else 0)
 
 
 def test_other_keys_and_values_give_no_equal_answer(pair, alone, seen):
