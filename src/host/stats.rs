@@ -2,7 +2,7 @@
 //! every 100 ms while it changes, and once more at the end.
 
 use core::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::log;
 use super::shared::Shared;
@@ -35,17 +35,22 @@ impl Stats {
         if text == self.last {
             return;
         }
-        let mut fresh = path.clone().into_os_string();
-        fresh.push(format!(".{}", std::process::id()));
-        let fresh = PathBuf::from(fresh);
-        let done = std::fs::write(&fresh, &text).and_then(|()| std::fs::rename(&fresh, path));
-        if let Err(e) = done {
+        if let Err(e) = replace(path, &text) {
             log::warn(&format!("KVRAIL_STATS: cannot write {}: {e}", path.display()));
             self.path = None;
             return;
         }
         self.last = text;
     }
+}
+
+/// Puts `text` in the place of the file, for readers at once. Engines of one process may have the
+/// same file, so each control thread has a name of its own for what is not whole yet.
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut fresh = path.to_path_buf().into_os_string();
+    fresh.push(format!(".{}.{:?}", std::process::id(), std::thread::current().id()));
+    std::fs::write(&fresh, text)?;
+    std::fs::rename(&fresh, path)
 }
 
 fn json(shared: &Shared) -> String {
@@ -89,4 +94,26 @@ fn json(shared: &Shared) -> String {
         get(&c.post_ns),
     );
     out
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_with_the_same_file_do_not_take_it_from_each_other() {
+        let folder = std::env::temp_dir().join(format!("kvrail-stats-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let path = folder.join("figures");
+        std::thread::scope(|s| {
+            for text in ["one", "another"] {
+                let path = &path;
+                s.spawn(move || (0..5000).for_each(|_| replace(path, text).unwrap()));
+            }
+        });
+        assert!(["one", "another"].contains(&std::fs::read_to_string(&path).unwrap().as_str()));
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }
