@@ -39,7 +39,9 @@ rates() {
     local end
     for end in a b; do rate ${end}0 "$1" && rate ${end}1 "$2" || return; done
 }
-rates 320mbit 320mbit
+# So slow that the processor has time left also where the host gives it little: at 320 Mbit/s it was
+# once 8 % off.
+rates 80mbit 80mbit
 for what in read write; do
     check "$what: equal rails share bytes within 5 %" shares $what 1 1 5
     say "$ANSWER"
