@@ -78,6 +78,12 @@ class Demo:
             time.sleep(0.05)
 
 
+def with_code(folder, text):
+    """The environment of a demo each of whose processes runs this as Python starts."""
+    (folder / "sitecustomize.py").write_text(text)
+    return {"PYTHONPATH": f"{REPOSITORY / 'bindings' / 'python'}:{folder}"}
+
+
 def run(*flags, **more):
     return Demo(*flags, **more).end()
 
@@ -272,7 +278,8 @@ def test_interrupted_at_any_time(after):
 
 def test_an_interrupt_in_a_destructor_is_not_lost(tmp_path):
     """Python prints and drops what is raised there. The destructor runs at a worker's start."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = with_code(
+        tmp_path,
         "import os, signal, sys\n"
         "class Late:\n"
         "    def __del__(self): os.kill(os.getpid(), signal.SIGINT)\n"
@@ -280,8 +287,7 @@ def test_an_interrupt_in_a_destructor_is_not_lost(tmp_path):
         "    if event == 'subprocess.Popen': Late()\n"
         "if 'kvrail_demo' in sys.orig_argv: sys.addaudithook(hook)\n"
     )
-    package = REPOSITORY / "bindings" / "python"
-    demo = Demo("--hold", "30", *SMALL, env={"PYTHONPATH": f"{package}:{tmp_path}"})
+    demo = Demo("--hold", "30", *SMALL, env=env)
     code, _, err = demo.end(15)
     assert code == 130 and "stopped by SIGINT" in err and "ignored" not in err
 
@@ -338,7 +344,8 @@ def test_a_stopped_worker_ends_the_run_within_the_timeout_and_is_named(role):
 @pytest.mark.parametrize("direction, slow", [("pull", "decode"), ("push", "prefill")])
 def test_a_worker_waits_for_a_slow_one_as_long_as_that_one_moves(direction, slow, tmp_path):
     """Filling and checking take longer than the timeout, each step of them much less."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = with_code(
+        tmp_path,
         "import sys, time\n"
         f"if 'kvrail_demo.worker' in sys.orig_argv and '{slow}' in sys.orig_argv:\n"
         "    from kvrail_demo.pattern import DATA, Pattern\n"
@@ -350,7 +357,6 @@ def test_a_worker_waits_for_a_slow_one_as_long_as_that_one_moves(direction, slow
         "    Pattern.fill = slowly(Pattern.fill, None)\n"
         "    Pattern.compare = slowly(Pattern.compare, 3)\n"
     )
-    env = {"PYTHONPATH": f"{REPOSITORY / 'bindings' / 'python'}:{tmp_path}"}
     demo = Demo("--timeout", "5", "--direction", direction, *SMALL, env=env)
     code, _, err = demo.end()
     assert code == 0, err
